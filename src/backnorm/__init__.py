@@ -1,0 +1,14 @@
+"""Backward passes of LayerNorm, GroupNorm and BatchNorm-reduce under the aclnn contract, without an NPU."""
+
+from .functional import batch_norm_backward_reduce, group_norm_backward, layer_norm_backward
+from .status import AclnnError, Status
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AclnnError",
+    "Status",
+    "batch_norm_backward_reduce",
+    "group_norm_backward",
+    "layer_norm_backward",
+]

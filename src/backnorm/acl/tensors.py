@@ -1,0 +1,52 @@
+"""What aclnn calls are described with: tensors as views over addresses, int and bool arrays, executors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..datatypes import NUMPY
+from ..plan import Plan
+from ..spec import Shape, TensorDesc, span
+from .memory import Allocation, BadAddress, Memory
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A view over memory the caller owns. Strides and offset count elements."""
+
+    desc: TensorDesc
+    offset: int
+    storage_shape: Shape
+    address: int
+
+    def locate(self, memory: Memory, address: int) -> tuple[Allocation, Any]:
+        """The allocation that holds the whole view at `address`, and the view as a NumPy array."""
+        dtype = NUMPY[self.desc.dtype]
+        low, high = span(self.desc.shape, self.desc.strides)
+        start = address + self.offset * dtype.itemsize
+        if address == 0:
+            raise BadAddress("its data is null")
+        block = memory.locate(start + low * dtype.itemsize, start + (high + 1) * dtype.itemsize, "device")
+        return block, block.view(start, self.desc.shape, dtype, self.desc.strides)
+
+
+@dataclass(eq=False)
+class IntArray:
+    values: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class BoolArray:
+    values: tuple[bool, ...]
+
+
+@dataclass(eq=False)
+class Executor:
+    """A plan with copies of the tensors it was made for and where their data lie now."""
+
+    plan: Plan
+    tensors: Mapping[str, Tensor]
+    addresses: dict[str, int]
+    repeatable: bool = False

@@ -1,0 +1,185 @@
+"""The two phases of every operator, by exact C name.
+
+`workspaceSize, executor, ret = aclnnXxxGetWorkspaceSize(...)` checks and plans, looking at no data;
+`ret = aclnnXxx(workspace, workspaceSize, executor, stream)` queues the work on a stream.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .acl.entry import CONVERT, Converter, Text, attempt, status_call
+from .acl.memory import BadAddress
+from .acl.messages import AclFailure
+from .acl.runtime import runtime
+from .acl.streams import Task
+from .acl.tensors import BoolArray, Executor, IntArray, Tensor
+from .ops import OPS
+from .plan import make_plan
+from .spec import ACLNN, INVALID, NULLPTR, Dead, OpSpec
+from .status import AclnnError, Status
+
+_KINDS: dict[str, type] = {"tensor": Tensor, "int_array": IntArray, "bool_array": BoolArray}
+
+
+def plan_executor(op: OpSpec, arguments: dict[str, Any], door: str) -> tuple[int, int]:
+    """Phase one: (workspace bytes, executor handle) for arguments by C name, handles for tensors and arrays.
+
+    Descriptors never change and addresses are copied, so the caller may destroy tensors and arrays at once.
+    """
+    values: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    with runtime.lock:
+        for param in op.params:
+            value = arguments[param.name]
+            if param.kind in _KINDS and value:
+                thing: Any = runtime.get(value, _KINDS[param.kind])
+                if thing is None:
+                    value = Dead(value)
+                elif isinstance(thing, Tensor):
+                    tensors[param.name], value = thing, thing.desc
+                else:
+                    value = thing.values
+            elif param.kind in _KINDS:
+                value = None
+            values[param.name] = value
+    try:
+        plan = make_plan(op, values, runtime.product.name, door)
+    except AclnnError as error:
+        raise AclFailure(error.status, str(error).partition(": ")[2]) from None
+    addresses = {name: tensor.address for name, tensor in tensors.items()}
+    return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses))
+
+
+def run_executor(op: OpSpec, workspace: int, workspace_size: int, handle: int, stream_handle: int) -> None:
+    """Phase two: check every address, then queue. The executor is used up, unless it is repeatable and all is well."""
+    with runtime.lock:
+        executor = _executor(op, handle)
+        used_up = True
+        try:
+            task = _make_task(executor, workspace, workspace_size)
+            try:
+                runtime.stream(stream_handle).submit(task)
+            except AclFailure as failure:
+                raise AclFailure(
+                    Status.ACLNN_ERR_RUNTIME_ERROR, f"the runtime refused the stream: {failure} ({failure.status})"
+                ) from None
+            used_up = not executor.repeatable
+        finally:
+            if used_up:
+                _use_up(handle)
+
+
+def _use_up(handle: int) -> None:
+    runtime.drop(handle)
+    runtime.used_executors.append(handle)
+
+
+def _executor(op: OpSpec, handle: int) -> Executor:
+    if not handle:
+        raise AclFailure(NULLPTR, "executor must not be null; got null")
+    executor = runtime.get(handle, Executor)
+    if executor is None:
+        if handle in runtime.used_executors:
+            raise AclFailure(
+                NULLPTR,
+                f"executor {handle:#x} was used up by an earlier call; plan again with {op.c_name}GetWorkspaceSize,"
+                f" or make it repeatable with aclSetAclOpExecutorRepeatable before its first run",
+            )
+        raise AclFailure(NULLPTR, f"executor must be live; got {handle:#x}, a destroyed or foreign handle")
+    if executor.plan.op is not op:
+        _use_up(handle)
+        raise AclFailure(
+            NULLPTR, f"executor must come from {op.c_name}GetWorkspaceSize; got {executor.plan.op.c_name}'s"
+        )
+    return executor
+
+
+def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
+    plan = executor.plan
+    if workspace_size > 0 and not workspace:
+        raise AclFailure(NULLPTR, f"workspace must not be null with workspaceSize {workspace_size}; got null")
+    if workspace_size < plan.workspace_bytes:
+        raise AclFailure(
+            INVALID, f"workspaceSize must be what phase one gave ({plan.workspace_bytes} bytes); got {workspace_size}"
+        )
+    scratch, blocks = None, set()
+    if workspace_size:
+        try:
+            block = runtime.memory.locate(workspace, workspace + workspace_size, "device")
+        except BadAddress as reason:
+            raise AclFailure(INVALID, f"workspace must be live device memory: {reason}") from None
+        blocks.add(block)
+        scratch = block.bytes[workspace - block.address :][:workspace_size]
+    arrays = {}
+    for name in (*plan.reads, *plan.writes):
+        try:
+            block, arrays[name] = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
+        except BadAddress as reason:
+            raise AclFailure(INVALID, f"{name} must lie inside one live device allocation: {reason}") from None
+        blocks.add(block)
+    return Task(plan.op.c_name, lambda: plan.execute(arrays, scratch), tuple(blocks))
+
+
+def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:
+    name = f"{op.c_name}GetWorkspaceSize"
+    params = [param for param in op.params if param.kind != "out_pointer"]
+    checks = [CONVERT["handle" if param.kind in _KINDS else param.kind] for param in params]
+    convert = Converter(name, _signature([param.name for param in params]), checks)
+
+    def work(*args: Any) -> tuple[int, int]:
+        arguments = dict(zip((param.name for param in params), args))
+        return plan_executor(op, {**arguments, "workspaceSize": True, "executor": True}, ACLNN)
+
+    def get_workspace_size(*args: Any, **kwargs: Any) -> tuple[int, int, int]:
+        (size, executor), ret = attempt(name, work, convert(args, kwargs), (0, 0), False)
+        return size, executor, ret
+
+    _dress(get_workspace_size, convert, f"Phase one of {op.title}: (workspaceSize, executor, ret).")
+    return get_workspace_size
+
+
+def _phase_two(op: OpSpec) -> Callable[..., int]:
+    names = ["workspace", "workspaceSize", "executor", "stream"]
+    checks = [CONVERT["size" if name == "workspaceSize" else "handle"] for name in names]
+    convert = Converter(op.c_name, _signature(names), checks)
+
+    def work(*args: int) -> None:
+        run_executor(op, *args)
+
+    def run(*args: Any, **kwargs: Any) -> int:
+        return attempt(op.c_name, work, convert(args, kwargs), None, False)[1]
+
+    _dress(run, convert, f"Phase two of {op.title}: queues the work on the stream.")
+    return run
+
+
+def _signature(names: list[str]) -> inspect.Signature:
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+
+
+def _dress(fn: Any, convert: Converter, doc: str) -> None:
+    """Give a generated function the name, signature and docstring that help() shows."""
+    fn.__name__ = fn.__qualname__ = convert.function
+    fn.__signature__, fn.__doc__ = convert.signature, doc
+
+
+aclnnLayerNormBackwardGetWorkspaceSize = _phase_one(OPS["layer_norm_backward"])
+aclnnLayerNormBackward = _phase_two(OPS["layer_norm_backward"])
+aclnnGroupNormBackwardGetWorkspaceSize = _phase_one(OPS["group_norm_backward"])
+aclnnGroupNormBackward = _phase_two(OPS["group_norm_backward"])
+aclnnBatchNormReduceBackwardGetWorkspaceSize = _phase_one(OPS["batch_norm_backward_reduce"])
+aclnnBatchNormReduceBackward = _phase_two(OPS["batch_norm_backward_reduce"])
+
+
+@status_call
+def aclnnInit(configPath: Text = None) -> None:
+    """Optional: the operators need aclInit alone."""
+    runtime.initialize_aclnn()
+
+
+@status_call
+def aclnnFinalize() -> None:
+    runtime.finalize_aclnn()

@@ -1,0 +1,207 @@
+"""The command line: `backnorm demo`, `backnorm run`, `backnorm info`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import sys
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from . import __version__, functional
+from .backends import BACKENDS
+from .datatypes import BF16, F16, F32, NUMPY
+from .ops import OPS
+from .products import DEFAULT_PRODUCT, PRODUCTS, Support
+from .spec import OpSpec, Param
+from .status import AclnnError
+
+
+class UserError(Exception):
+    """A mistake to be told in one line."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments))
+    except UserError as error:
+        print(f"backnorm: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="backnorm",
+        description="Backward passes of LayerNorm, GroupNorm and BatchNorm-reduce under the aclnn contract.",
+    )
+    parser.add_argument("--version", action="version", version=f"backnorm {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="run the example call of each operator and compare with golden numbers")
+    demo.set_defaults(command=_demo)
+
+    run = commands.add_parser(
+        "run",
+        help="compute an operator from a .npz file into another",
+        description="Compute an operator from the arrays of a .npz file into another.",
+        epilog=_run_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("op", metavar="OP", choices=list(OPS), help=", ".join(OPS))
+    run.add_argument("inputs", metavar="INPUTS.npz", help="the operator's arguments, by name")
+    run.add_argument("-o", "--output", metavar="OUTPUTS.npz", required=True, help="where the results go")
+    run.add_argument("--product", default="Any", help="apply the rules of one product (default: %(default)s)")
+    run.set_defaults(command=_run)
+
+    info = commands.add_parser("info", help="list the version, devices, products and supported data types")
+    info.set_defaults(command=_info)
+    return parser
+
+
+def _run_help() -> str:
+    lines = ["arrays in INPUTS.npz (optional ones in brackets):"]
+    for op in OPS.values():
+        words = " ".join(f"[{p.array_name}]" if _may_be_left_out(p) else p.array_name for p in op.inputs)
+        lines.append(f"  {op.name}:\n    {words}")
+    lines.append("bfloat16 arrays are stored as NumPy stores them, as two raw bytes an element ('V2').")
+    return "\n".join(lines)
+
+
+def _may_be_left_out(param: Param) -> bool:
+    return param.optional or param.kind in ("bool", "bool_array")
+
+
+# --- demo -------------------------------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from .demo import run_demo
+
+    lines = run_demo()
+    for operator, group in itertools.groupby(lines, key=lambda line: line.operator):
+        table = Table(title=operator, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        for column in ("output", "door", "result", "golden", ""):
+            table.add_column(column)
+        for line in group:
+            verdict = "[green]ok[/]" if line.passed else "[bold red]MISMATCH[/]"
+            table.add_row(line.output, line.door, _short(line.result), _short(line.golden), verdict)
+        Console().print(table, "")
+    failed = sum(not line.passed for line in lines)
+    print(f"{len(lines) - failed} of {len(lines)} outputs match.")
+    return 1 if failed else 0
+
+
+def _short(array: Any) -> str:
+    """The numbers of a small array; the largest magnitude of a longer one."""
+    flat = np.asarray(array, np.float64).ravel()
+    if flat.size > 6:
+        return f"{flat.size} values, |max| {np.abs(flat).max():.2g}"
+    return " ".join(f"{value:.6g}" for value in flat)
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    op = OPS[arguments.op]
+    values = _load(op, arguments.inputs)
+    try:
+        results = getattr(functional, op.name)(**values, product=arguments.product)
+    except (AclnnError, TypeError) as error:
+        status = f" (status {int(error.status)})" if isinstance(error, AclnnError) else ""
+        raise UserError(f"{error}{status}") from None
+    outputs = {p.array_name: result for p, result in zip(op.outputs, results) if result is not None}
+    try:
+        with open(arguments.output, "wb") as file:
+            np.savez(file, **outputs)
+    except OSError as error:
+        raise UserError(f"cannot write {arguments.output}: {error.strerror}") from None
+    for name, result in outputs.items():
+        print(f"{name}: {result.dtype.name} {list(result.shape)}")
+    print(f"written to {arguments.output}")
+    return 0
+
+
+def _load(op: OpSpec, path: str) -> dict[str, Any]:
+    """The operator's arguments from a file of plain arrays; pickles are refused."""
+    words = [param.array_name for param in op.inputs]
+    values = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise UserError(f"{path} holds a single array; expected a .npz file with {', '.join(words)}")
+            unknown = sorted(set(file.files) - set(words))
+            if unknown:
+                raise UserError(
+                    f"{path}: no such argument of {op.name}: {', '.join(unknown)}; it takes {', '.join(words)}"
+                )
+            for param in op.inputs:
+                if param.array_name in file.files:
+                    values[param.array_name] = _argument(param, file[param.array_name], path)
+                elif not _may_be_left_out(param):
+                    raise UserError(f"{path}: {param.array_name} is missing; {op.name} takes {', '.join(words)}")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no .npz file of plain arrays: {error}") from None
+    if "gamma" in op.by_name:
+        values.setdefault("weight", None)
+    return values
+
+
+def _argument(param: Param, array: Any, path: str) -> Any:
+    if param.kind == "tensor":
+        return array.view(NUMPY[BF16]) if array.dtype == np.dtype("V2") else array
+    whole = param.kind in ("int64", "int_array")
+    axes = 1 if param.kind.endswith("_array") else 0
+    if array.ndim != axes or array.dtype.kind not in ("iu" if whole else "b"):
+        what = f"{'a list of ' if axes else 'one '}{'integer' if whole else 'bool'}{'s' if axes else ''}"
+        raise UserError(
+            f"{path}: {param.array_name} must be {what}; got {array.dtype.name} of shape {list(array.shape)}"
+        )
+    return array.tolist()
+
+
+# --- info -------------------------------------------------------------------------------------------------------------
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    print(f"backnorm {__version__} (Python {platform.python_version()}, NumPy {np.__version__})")
+    print(f"devices: {', '.join(BACKENDS)} ({len(os.sched_getaffinity(0))} CPUs, {platform.machine()})")
+    print(f"default product of the two-phase calls: {DEFAULT_PRODUCT} (BACKNORM_SOC)")
+    table = Table(title="Data types by product and operator", box=box.SIMPLE_HEAD, show_edge=False)
+    for column in ("product", "series", *(op.folder for op in OPS.values())):
+        table.add_column(column)
+    for product in PRODUCTS.values():
+        cells = [_types(product.operators.get(op.name)) for op in OPS.values()]
+        table.add_row(product.name, product.series, *cells)
+    Console().print(table)
+    print("mixed: float32 statistics and gamma beside 16-bit data")
+    return 0
+
+
+def _types(support: Support | None) -> str:
+    if support is None:
+        return "-"
+    short = {F32: "f32", F16: "f16", BF16: "bf16"}
+    return " ".join([*(short[dtype] for dtype in support.dtypes), *(["mixed"] if support.mixed else [])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

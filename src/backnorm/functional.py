@@ -1,0 +1,253 @@
+"""The three array functions: describe, plan, allocate, execute."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, allocate, describe, describe_output, give_back
+from .ops import OPS
+from .plan import make_plan
+from .products import PRODUCTS, Product, find_product
+from .spec import (
+    ARRAYS,
+    INVALID,
+    Call,
+    OpSpec,
+    Param,
+    TensorDesc,
+    contiguous_strides,
+    dense_strides,
+    listing,
+)
+from .status import AclnnError, Status
+
+
+def layer_norm_backward(
+    grad_out: Any,
+    input: Any,
+    normalized_shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any = None,
+    bias: Any = None,
+    output_mask: Sequence[bool] = (True, True, True),
+    *,
+    out: Sequence[Any] | None = None,
+    product: str = "Any",
+) -> tuple[Any, Any, Any]:
+    """Gradients of LayerNorm from the saved mean and reciprocal standard deviation of each row.
+
+    Returns (grad_input, grad_weight, grad_bias), None where `output_mask` is false. `out` takes arrays to
+    write into, in the same order. `product` applies the rules of one Ascend product instead of all.
+    A broken rule raises AclnnError.
+    """
+    grad_input, grad_weight, grad_bias = _run(
+        OPS["layer_norm_backward"],
+        {
+            "gradOut": grad_out,
+            "input": input,
+            "normalizedShape": normalized_shape,
+            "mean": mean,
+            "rstd": rstd,
+            "weightOptional": weight,
+            "biasOptional": bias,
+            "outputMask": output_mask,
+        },
+        out,
+        product,
+    )
+    return grad_input, grad_weight, grad_bias
+
+
+def group_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool] = (True, True, True),
+    *,
+    out: Sequence[Any] | None = None,
+    product: str = "Any",
+) -> tuple[Any, Any, Any]:
+    """Gradients of GroupNorm from the saved statistics of each sample and group.
+
+    `grad_out` and `input` are read row-major as (N, C, HxW), whatever their shapes and strides.
+    Returns (grad_input, grad_weight, grad_bias), None where `output_mask` is false. `out` takes arrays to
+    write into, in the same order. `product` applies the rules of one Ascend product instead of all.
+    A broken rule raises AclnnError.
+    """
+    grad_input, grad_weight, grad_bias = _run(
+        OPS["group_norm_backward"],
+        {
+            "gradOut": grad_out,
+            "input": input,
+            "mean": mean,
+            "rstd": rstd,
+            "gamma": weight,
+            "N": N,
+            "C": C,
+            "HxW": HxW,
+            "group": group,
+            "outputMask": output_mask,
+        },
+        out,
+        product,
+    )
+    return grad_input, grad_weight, grad_bias
+
+
+def batch_norm_backward_reduce(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    invstd: Any,
+    weight: Any = None,
+    input_g: bool = True,
+    weight_g: bool = True,
+    bias_g: bool = True,
+    *,
+    out: Sequence[Any] | None = None,
+    product: str = "Any",
+) -> tuple[Any, Any, Any, Any]:
+    """The sums over all axes but 1 that SyncBatchNorm's backward pass needs from each rank.
+
+    Returns (sum_dy, sum_dy_xmu, grad_weight, grad_bias), None where the switches are false: `input_g` for the
+    first two, `weight_g` and `bias_g` for the others. `out` takes arrays to write into, in the same order.
+    `product` applies the rules of one Ascend product instead of all. A broken rule raises AclnnError.
+    """
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = _run(
+        OPS["batch_norm_backward_reduce"],
+        {
+            "gradOut": grad_out,
+            "input": input,
+            "mean": mean,
+            "invstd": invstd,
+            "weight": weight,
+            "inputG": input_g,
+            "weightG": weight_g,
+            "biasG": bias_g,
+        },
+        out,
+        product,
+    )
+    return sum_dy, sum_dy_xmu, grad_weight, grad_bias
+
+
+def _run(op: OpSpec, arguments: Mapping[str, Any], out: Sequence[Any] | None, product: str) -> tuple[Any, ...]:
+    profile = _profile(op, product)
+    arrays: dict[str, Array] = {}
+    values: dict[str, Any] = {"workspaceSize": True, "executor": True}
+    for param in op.inputs:
+        value = arguments[param.name]
+        if value is not None and param.kind == "tensor":
+            arrays[param.name] = describe(value, op.name, param.array_name)
+            values[param.name] = arrays[param.name].desc
+        else:
+            values[param.name] = _CONVERT[param.kind](f"{op.name}: {param.array_name}", value)
+
+    call = Call(op, values, profile)
+    complete = all(param.optional or values[param.name] is not None for param in op.inputs)
+    for param, given in zip(op.outputs, _given_outputs(op, out)):
+        values[param.name] = None
+        if not call.requests(param):
+            continue
+        if out is None and complete:
+            values[param.name] = _default_output(param, call)
+        elif given is not None:
+            arrays[param.name] = describe_output(given, op.name, param.array_name)
+            values[param.name] = arrays[param.name].desc
+
+    plan = make_plan(op, values, profile.name, ARRAYS)
+    wanted = [param.name for param in op.outputs if call.requests(param)]
+    if out is None:
+        arrays.update({name: allocate(values[name], arrays["input"]) for name in wanted})
+    tensors = {name: arrays[name].view for name in (*plan.reads, *plan.writes)}
+    plan.execute(tensors, np.empty(plan.workspace_bytes, np.uint8))
+    if out is None:
+        results = {name: give_back(arrays[name], arrays["input"]) for name in wanted}
+    else:
+        results = {name: arrays[name].owner for name in wanted}
+    return tuple(results.get(param.name) for param in op.outputs)
+
+
+def _default_output(param: Param, call: Call) -> TensorDesc:
+    """What an array function allocates; grad_input takes the memory format of input."""
+    assert param.shape is not None
+    assert param.dtype is not None
+    input: TensorDesc = call.input
+    shape = param.shape(call)
+    strides = dense_strides(input) if param.array_name == "grad_input" else contiguous_strides(shape)
+    return TensorDesc(shape, param.dtype(call), strides, device=input.device)
+
+
+def _given_outputs(op: OpSpec, out: Sequence[Any] | None) -> Sequence[Any]:
+    if out is None:
+        return (None,) * len(op.outputs)
+    if not isinstance(out, (tuple, list)):
+        raise TypeError(f"{op.name}: out must be a tuple of {len(op.outputs)} arrays or None; got {type(out).__name__}")
+    if len(out) != len(op.outputs):
+        words = ", ".join(param.array_name for param in op.outputs)
+        raise AclnnError(INVALID, "out", f"{op.name}: out must have {len(op.outputs)} places ({words}); got {len(out)}")
+    return out
+
+
+def _profile(op: OpSpec, product: str) -> Product:
+    profile = find_product(product) if isinstance(product, str) else None
+    if profile is None:
+        raise AclnnError(
+            Status.ACL_ERROR_INVALID_PARAM,
+            "product",
+            f"{op.name}: product must be {listing(list(PRODUCTS))}, or a chip name that starts with one;"
+            f" got {product!r}",
+        )
+    return profile
+
+
+def _to_int64(what: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer; got {value!r}") from None
+    if not -(2**63) <= number < 2**63:
+        raise TypeError(f"{what} must fit 64 bits; got {number}")
+    return number
+
+
+def _to_int_array(what: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{what} must be a sequence of integers; got {value!r}")
+    return tuple(_to_int64(f"each of {what}", item) for item in value)
+
+
+def _to_bool(what: str, value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{what} must be True or False; got {value!r}")
+
+
+def _to_bool_array(what: str, value: Any) -> tuple[bool, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{what} must be a sequence of bools; got {value!r}")
+    return tuple(_to_bool(f"each of {what}", item) for item in value)
+
+
+_CONVERT: dict[str, Callable[[str, Any], Any]] = {
+    "tensor": lambda what, value: value,
+    "int64": _to_int64,
+    "int_array": _to_int_array,
+    "bool": _to_bool,
+    "bool_array": _to_bool_array,
+}

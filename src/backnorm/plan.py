@@ -1,0 +1,82 @@
+"""The only road to a kernel: check a call, decide what is to be done, do it.
+
+`make_plan` knows descriptors alone, so a plan is made once for a kind of call and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from . import backends
+from .ops import OPS
+from .products import PRODUCTS
+from .spec import INVALID, Call, OpSpec, TensorDesc
+from .status import AclnnError
+
+#: Workspaces start on a cache line; so do the parts a tiling cuts them into.
+WORKSPACE_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call will do. Holds no pointers."""
+
+    op: OpSpec
+    #: The tensors that are read and written; all other tensors are never looked at.
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    workspace_bytes: int
+    #: The kernel's integers; None where there is nothing to sum, and `writes` are filled with zeros.
+    tiling: Any
+    backend: Any
+
+    def execute(self, tensors: Mapping[str, Any], workspace: Any) -> None:
+        """Run on arrays of the backend, by C name; `workspace` has at least `workspace_bytes` bytes."""
+        if self.tiling is not None:
+            self.backend.launch(self.tiling, tensors, workspace)
+        else:
+            for name in self.writes:
+                tensors[name][...] = 0
+
+
+def make_plan(op: OpSpec, values: Mapping[str, Any], product: str, door: str) -> Plan:
+    """The plan of a call under a product, or an AclnnError for the first broken rule."""
+    return _make_plan(op.name, tuple(values[param.name] for param in op.params), product, door)
+
+
+@lru_cache(maxsize=4096)
+def _make_plan(op_name: str, key: tuple[Any, ...], product: str, door: str) -> Plan:
+    op = OPS[op_name]
+    call = Call(op, dict(zip((param.name for param in op.params), key)), PRODUCTS[product])
+    broken = call.first_broken()
+    if broken:
+        raise call.error(broken, door)
+    writes = tuple(param.name for param in op.outputs if call.requests(param))
+    inputs = [p.name for p in op.inputs if p.kind == "tensor" and not p.unused and call.present(p.name)]
+    device = _one_device(call, (*inputs, *writes))
+    backend = backends.find_backend(op, device, op.by_name[inputs[0]].array_name)
+    if not writes:
+        return Plan(op, (), (), 0, None, backend)
+    if call.input.numel == 0:
+        with_elements = tuple(name for name in writes if call.values[name].numel)
+        return Plan(op, (), with_elements, 0, None, backend)
+    tiling = backends.find_tiling(op).tile(call, writes)
+    return Plan(op, tuple(inputs), writes, tiling.workspace_bytes, tiling, backend)
+
+
+def _one_device(call: Call, names: tuple[str, ...]) -> str:
+    first: TensorDesc = call.values[names[0]]
+    for name in names:
+        device = call.values[name].device
+        if device != first.device:
+            word = call.op.by_name[name].array_name
+            raise AclnnError(
+                INVALID,
+                word,
+                f"{call.op.name}: {word} must be on the device of {call.op.by_name[names[0]].array_name}"
+                f" ({first.device}); got {device}",
+            )
+    return first.device
