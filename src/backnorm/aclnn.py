@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .acl.entry import CONVERT, Converter, Text, attempt, status_call
 from .acl.memory import BadAddress
 from .acl.messages import AclFailure
@@ -105,7 +107,7 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
         raise AclFailure(
             INVALID, f"workspaceSize must be what phase one gave ({plan.workspace_bytes} bytes); got {workspace_size}"
         )
-    scratch, blocks = None, set()
+    scratch, blocks = np.empty(0, np.uint8), set()
     if workspace_size:
         try:
             block = runtime.memory.locate(workspace, workspace + workspace_size, "device")

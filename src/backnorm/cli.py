@@ -91,7 +91,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     lines = run_demo()
     for operator, group in itertools.groupby(lines, key=lambda line: line.operator):
-        table = Table(title=operator, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        table = Table(title=operator, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
         for column in ("output", "door", "result", "golden", ""):
             table.add_column(column)
         for line in group:

@@ -120,7 +120,7 @@ class Requested:
         return self.parameter if self.index is None else f"{self.parameter}[{self.index}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Param:
     """One argument: its C name, the array functions' word for it, and what it is."""
 
@@ -141,7 +141,7 @@ Change = Mapping[str, Any]
 """Parameter -> its value in a witness; for a tensor, the descriptor fields that differ."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Witness:
     """Changes to the good call after which this rule is the first to fail, on the products it names."""
 
@@ -149,7 +149,7 @@ class Witness:
     products: Callable[[Support | None], bool] = lambda support: True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """`parameter` must `must`; checked by `holds`, proved by its witnesses.
 
@@ -172,7 +172,7 @@ class Rule:
             raise ValueError(f"the rule that {self.parameter} must {self.must} has no witness")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """A group of rules that are checked together."""
 
@@ -180,7 +180,7 @@ class Step:
     rules: tuple[Rule, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Example:
     """The example call of an operator, with the float64 results it must give within `tolerance`."""
 
@@ -189,7 +189,7 @@ class Example:
     tolerance: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpSpec:
     """An operator: its names, parameters, steps of rules, a good call and the example."""
 

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from backnorm import acl
+from backnorm.acl.runtime import runtime
+
+settings.register_profile(
+    "backnorm", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("backnorm")
+
+
+@pytest.fixture
+def ready() -> Iterator[None]:
+    """An initialized runtime with device 0 set, and nothing left over afterwards."""
+    assert acl.init() == 0
+    assert acl.rt.set_device(0) == 0
+    acl.get_recent_err_msg()
+    yield
+    acl.finalize()
+
+
+@pytest.fixture(autouse=True)
+def default_product() -> Iterator[None]:
+    """Tests that choose a product leave none behind."""
+    yield
+    runtime._soc = None
