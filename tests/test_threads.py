@@ -1,0 +1,62 @@
+"""Several threads, a stream each."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from backnorm import acl
+from backnorm.accuracy import excess
+from backnorm.ops import OPS
+
+from .calls import Good, make_values, truth
+from .doors import fill, lay_out
+
+
+def _call(name: str, rng: np.random.Generator) -> Good:
+    op = OPS[name]
+    values = {p.name: op.good[p.name] for p in op.params if p.kind != "out_pointer"}
+    call = {}
+    for key, value in values.items():
+        if op.by_name[key].kind != "tensor":
+            call[key] = value
+            continue
+        layout = lay_out(value.shape, np.float32, "gapped", rng)
+        call[key] = layout if op.by_name[key].requested else fill(layout, make_values(key, value.shape, "plain", rng))
+    return Good(op, "Ascend910B", "aclnn", call, tuple(p.name for p in op.outputs))
+
+
+@pytest.mark.usefixtures("ready")
+def test_four_threads_run_all_operators_a_hundred_times() -> None:
+    start = threading.Barrier(4)
+
+    def work(number: int) -> float:
+        assert acl.rt.set_device(0) == 0
+        stream, ret = acl.rt.create_stream()
+        assert ret == 0
+        rng = np.random.default_rng(number)
+        worst = 0.0
+        start.wait()
+        for round_ in range(100):
+            for name in OPS:
+                good = _call(name, rng)
+                golden, terms = truth(good)
+                bases = good.run(stream)
+                for output in good.writes:
+                    view = good.call[output].view(bases[output])
+                    worst = max(worst, excess(view, golden[output], terms[output]))
+            # A mistake with this thread's own number in it: its message must be this thread's alone.
+            wild = (number + 1) * 0x100000 + round_
+            assert acl.rt.free(wild) == 107000
+            message = acl.get_recent_err_msg()
+            assert message is not None
+            assert f"{wild:#x} is in no device allocation" in message
+            assert "\n" not in message
+        assert acl.rt.destroy_stream(stream) == 0
+        return worst
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(work, range(4))) <= 1
