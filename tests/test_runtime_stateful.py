@@ -108,7 +108,9 @@ class Runtime(RuleBasedStateMachine):
 
     @rule(address=memory, count=st.integers(0, 2100), value=st.integers(-5, 300))
     def memset(self, address: int, count: int, value: int) -> None:
-        self.expect(acl.rt.memset(address, count, value, count), 0 if not count or self.fits(address, count) else 107000)
+        self.expect(
+            acl.rt.memset(address, count, value, count), 0 if not count or self.fits(address, count) else 107000
+        )
 
     # --- streams and events ---
 
@@ -154,7 +156,9 @@ class Runtime(RuleBasedStateMachine):
 
     # --- tensors, arrays, executors ---
 
-    @rule(target=tensors, address=memory | WILD, dims=st.sampled_from([[ROWS, COLS], [COLS], [ROWS, 1], [0, COLS], [-1]]))
+    @rule(
+        target=tensors, address=memory | WILD, dims=st.sampled_from([[ROWS, COLS], [COLS], [ROWS, 1], [0, COLS], [-1]])
+    )
     def create_tensor(self, address: int | None, dims: list[int]) -> Any:
         handle = acl.create_tensor(dims, 0, None, 0, 2, dims, address)
         self.expect(0 if handle else 161002, 161002 if dims == [-1] else 0)
@@ -215,7 +219,12 @@ class Runtime(RuleBasedStateMachine):
         self.live[BoolArray].discard(mask)
         return handle
 
-    @rule(executor=anything | WILD, workspace=memory | WILD, size=st.sampled_from([0, 63, 64, 200]), stream=st.none() | streams)
+    @rule(
+        executor=anything | WILD,
+        workspace=memory | WILD,
+        size=st.sampled_from([0, 63, 64, 200]),
+        stream=st.none() | streams,
+    )
     def run(self, executor: int | None, workspace: int | None, size: int, stream: int | None) -> None:
         alive = executor in self.live[Executor]
         repeatable = alive and runtime.objects[executor].repeatable

@@ -55,8 +55,9 @@ def float_format(dtype: Any) -> FloatFormat:
 def ulp(value: Any, dtype: Any) -> Float64:
     """The distance between neighbours of the type at each value."""
     form = float_format(dtype)
-    _, exponent = np.frexp(np.abs(as_float64(value)))
-    return np.asarray(np.ldexp(1.0, np.maximum(exponent - 1, form.lowest_exponent) - (form.bits - 1)))
+    smallest_normal = 2.0**form.lowest_exponent  # zero and subnormals have its spacing
+    _, exponent = np.frexp(np.maximum(np.abs(as_float64(value)), smallest_normal))
+    return np.asarray(np.ldexp(1.0, exponent - form.bits))
 
 
 def bound(golden: Float64, terms: Float64, dtype: Any) -> Float64:

@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from .acl.entry import CONVERT, Converter, Text, attempt, status_call
+from .acl.entry import Converter, Text, attempt, status_call
 from .acl.memory import BadAddress
 from .acl.messages import AclFailure
 from .acl.runtime import runtime
 from .acl.streams import Task
 from .acl.tensors import BoolArray, Executor, IntArray, Tensor
+from .arguments import to_bool, to_handle, to_int64, to_uint64
 from .ops import OPS
 from .plan import make_plan
 from .spec import ACLNN, INVALID, NULLPTR, Dead, OpSpec
 from .status import AclnnError, Status
 
 _KINDS: dict[str, type] = {"tensor": Tensor, "int_array": IntArray, "bool_array": BoolArray}
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {"int64": to_int64, "bool": to_bool}
 
 
 def plan_executor(op: OpSpec, arguments: dict[str, Any], door: str) -> tuple[int, int]:
@@ -128,7 +130,7 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
 def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:
     name = f"{op.c_name}GetWorkspaceSize"
     params = [param for param in op.params if param.kind != "out_pointer"]
-    checks = [CONVERT["handle" if param.kind in _KINDS else param.kind] for param in params]
+    checks = [_CHECKS.get(param.kind, to_handle) for param in params]
     convert = Converter(name, _signature([param.name for param in params]), checks)
 
     def work(*args: Any) -> tuple[int, int]:
@@ -145,7 +147,7 @@ def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:
 
 def _phase_two(op: OpSpec) -> Callable[..., int]:
     names = ["workspace", "workspaceSize", "executor", "stream"]
-    checks = [CONVERT["size" if name == "workspaceSize" else "handle"] for name in names]
+    checks: list[Callable[[str, Any], Any]] = [to_handle, to_uint64, to_handle, to_handle]
     convert = Converter(op.c_name, _signature(names), checks)
 
     def work(*args: int) -> None:

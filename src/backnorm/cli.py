@@ -91,7 +91,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     lines = run_demo()
     for operator, group in itertools.groupby(lines, key=lambda line: line.operator):
-        table = Table(title=operator, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table(
+            title=operator,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for column in ("output", "door", "result", "golden", ""):
             table.add_column(column)
         for line in group:
@@ -139,8 +146,9 @@ def _load(op: OpSpec, path: str) -> dict[str, Any]:
     words = [param.array_name for param in op.inputs]
     values = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
+        with open(path, "rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if isinstance(file, np.ndarray):
                 raise UserError(f"{path} holds a single array; expected a .npz file with {', '.join(words)}")
             unknown = sorted(set(file.files) - set(words))
             if unknown:

@@ -103,8 +103,8 @@ def _bfloat16_view(value: Any) -> NDArray:
     # The capsule was not renamed, so it is still its own owner: memory lives as long as the capsule does.
     memory._capsule = capsule
     view: NDArray = np.ndarray(shape, NUMPY[BF16], memory, 0, bytes_strides)
-    if versioned and managed.flags & _READ_ONLY:
-        view.flags.writeable = False
+    # A producer from before version 1 cannot say; read-only then, as NumPy has it.
+    view.flags.writeable = versioned and not managed.flags & _READ_ONLY
     return view
 
 

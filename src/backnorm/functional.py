@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .arguments import to_bool, to_bool_array, to_int64, to_int_array
 from .arrays import Array, allocate, describe, describe_output, give_back
 from .ops import OPS
 from .plan import make_plan
@@ -212,42 +212,10 @@ def _profile(op: OpSpec, product: str) -> Product:
     return profile
 
 
-def _to_int64(what: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be an integer; got {value!r}") from None
-    if not -(2**63) <= number < 2**63:
-        raise TypeError(f"{what} must fit 64 bits; got {number}")
-    return number
-
-
-def _to_int_array(what: str, value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{what} must be a sequence of integers; got {value!r}")
-    return tuple(_to_int64(f"each of {what}", item) for item in value)
-
-
-def _to_bool(what: str, value: Any) -> bool:
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise TypeError(f"{what} must be True or False; got {value!r}")
-
-
-def _to_bool_array(what: str, value: Any) -> tuple[bool, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{what} must be a sequence of bools; got {value!r}")
-    return tuple(_to_bool(f"each of {what}", item) for item in value)
-
-
 _CONVERT: dict[str, Callable[[str, Any], Any]] = {
     "tensor": lambda what, value: value,
-    "int64": _to_int64,
-    "int_array": _to_int_array,
-    "bool": _to_bool,
-    "bool_array": _to_bool_array,
+    "int64": to_int64,
+    "int_array": to_int_array,
+    "bool": to_bool,
+    "bool_array": to_bool_array,
 }

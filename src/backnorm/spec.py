@@ -189,7 +189,7 @@ class Example:
     tolerance: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OpSpec:
     """An operator: its names, parameters, steps of rules, a good call and the example."""
 
@@ -202,6 +202,9 @@ class OpSpec:
     steps: tuple[Step, ...]
     good: Mapping[str, Any]
     example: Example
+
+    def __repr__(self) -> str:
+        return f"<OpSpec {self.name}>"
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar
 
+from ..arguments import to_bool_array, to_handle, to_int32, to_int64, to_int_array, to_text, to_uint64
 from ..status import Status
 from .messages import AclFailure, add_message
 from .runtime import runtime
@@ -22,62 +21,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Integer:
-    lowest: int
-    highest: int
-
-    def __call__(self, what: str, value: Any) -> int:
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{what} must be an integer; got {value!r}") from None
-        if not self.lowest <= number <= self.highest:
-            raise TypeError(f"{what} must be from {self.lowest} to {self.highest}; got {number}")
-        return number
-
-
-_int32, _int64, _uint64 = _Integer(-(2**31), 2**31 - 1), _Integer(-(2**63), 2**63 - 1), _Integer(0, 2**64 - 1)
-
-
-def _handle(what: str, value: Any) -> int:
-    return 0 if value is None else _uint64(what, value)
-
-
-def _integers(what: str, value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{what} must be a sequence of integers or None; got {value!r}")
-    return tuple(_int64(f"each of {what}", item) for item in value)
-
-
-def _bool(what: str, value: Any) -> bool:
-    return bool(_Integer(0, 1)(what, value))
-
-
-def _bools(what: str, value: Any) -> tuple[bool, ...] | None:
-    numbers = _integers(what, value)
-    return None if numbers is None else tuple(bool(number) for number in numbers)
-
-
-def _text(what: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{what} must be a string or None; got {value!r}")
-    return value
-
-
 #: Argument types of the acl functions; each carries its check.
-Int32 = Annotated[int, _int32]
-Int64 = Annotated[int, _int64]
-Size = Annotated[int, _uint64]
-Handle = Annotated[int | None, _handle]  # an address or a handle; None and 0 are null
-IntList = Annotated[Sequence[int] | None, _integers]
-Bool = Annotated[bool, _bool]
-BoolList = Annotated[Sequence[bool] | None, _bools]
-Text = Annotated[str | None, _text]
-
-CONVERT: dict[str, Callable[[str, Any], Any]] = {"handle": _handle, "int64": _int64, "bool": _bool, "size": _uint64}
+Int32 = Annotated[int, to_int32]
+Int64 = Annotated[int, to_int64]
+Size = Annotated[int, to_uint64]
+Handle = Annotated[int | None, to_handle]  # an address or a handle; None and 0 are null
+IntList = Annotated[Sequence[int] | None, to_int_array]
+BoolList = Annotated[Sequence[bool] | None, to_bool_array]
+Text = Annotated[str | None, to_text]
 
 
 class Converter:

@@ -16,6 +16,8 @@ def _prepare(c: Mapping[str, Any]) -> tuple[Float64, Float64, Float64]:
     by_channel = tuple(channels if axis == 1 else 1 for axis in range(x.ndim))
     rows = (channels, x.size // channels)
     x_mu = np.moveaxis(x - mean.reshape(by_channel), 1, 0).reshape(rows)
+    if x.size == 0:
+        invstd = np.zeros(channels)  # an empty batch gives zeros, whatever its invstd
     return np.moveaxis(dy, 1, 0).reshape(rows), x_mu, invstd.reshape(channels)
 
 

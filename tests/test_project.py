@@ -1,0 +1,38 @@
+"""The repository keeps its own promises."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from backnorm import document
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_operator_page_is_fresh() -> None:
+    assert (ROOT / "docs" / "operators.md").read_text(encoding="utf-8") == document.render(), "run `make docs`"
+
+
+def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "operators.md"
+    assert document.main([str(page)]) == 0
+    assert document.main(["--check", str(page)]) == 0
+    page.write_text(page.read_text(encoding="utf-8").replace("161001", "161009"), encoding="utf-8")
+    assert document.main(["--check", str(page)]) == 1
+    assert "make docs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/decisions.md", "docs/math.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
