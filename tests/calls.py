@@ -52,9 +52,8 @@ class Good:
             base = bases[param.name]
             if param.name in self.writes:
                 over = excess(layout.view(base), golden[param.name], terms[param.name])
-                assert over <= 1, (
-                    f"{param.name} is off by {over} times its bound:\n{layout.view(base)}\nbut should be\n{golden[param.name]}"
-                )
+                numbers = f"{layout.view(base)}\nbut should be\n{golden[param.name]}"
+                assert over <= 1, f"{param.name} is off by {over} times its bound:\n{numbers}"
                 assert untouched(layout, base), f"{param.name} was written outside its view"
             else:
                 assert np.all(base.view(np.uint8) == 0xA5), f"{param.name} is masked off but was written"
