@@ -52,10 +52,9 @@ class Converter:
 
 
 def _converter(fn: Callable[..., Any]) -> Converter:
-    hints = typing.get_type_hints(fn, include_extras=True)
-    plain = [param.replace(annotation=param.empty) for param in inspect.signature(fn).parameters.values()]
-    checks = [hints[param.name].__metadata__[0] for param in plain]
-    return Converter(fn.__name__, inspect.Signature(plain), checks)
+    params = inspect.signature(fn, eval_str=True).parameters.values()
+    plain = inspect.Signature([param.replace(annotation=param.empty) for param in params])
+    return Converter(fn.__name__, plain, [param.annotation.__metadata__[0] for param in params])
 
 
 def _c_name(fn: Callable[..., Any]) -> str:
