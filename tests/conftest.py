@@ -16,7 +16,7 @@ settings.load_profile("backnorm")
 
 @pytest.fixture
 def ready() -> Iterator[None]:
-    """An initialized runtime with device 0 set, and nothing left over afterwards."""
+    """An initialized runtime with device 0 set; what a test leaves behind ends with it."""
     assert acl.init() == 0
     assert acl.rt.set_device(0) == 0
     acl.get_recent_err_msg()
@@ -28,4 +28,4 @@ def ready() -> Iterator[None]:
 def default_product() -> Iterator[None]:
     """Tests that choose a product leave none behind."""
     yield
-    runtime._soc = None
+    runtime._chosen_soc = None

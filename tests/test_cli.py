@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import cli, demo
+from backnorm import acl, cli, demo
 from backnorm.ops import OPS
 
 RNG = np.random.default_rng(4)
@@ -85,7 +86,7 @@ def test_run_takes_bfloat16_scalars_and_switches(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"mean": None}, "mean is missing"),
-        ({"surplus": np.ones(1)}, "no such argument of layer_norm_backward: surplus"),
+        ({"surplus": np.ones(1)}, "no such argument of layer_norm_backward: 'surplus'"),
         ({"mean": np.ones((4, 1), np.float32)}, "mean must hold one element for each row (3 elements); got 4"),
         ({"grad_out": np.ones((3, 8))}, "got float64 (status 161002)"),
         ({"normalized_shape": np.array(8)}, "normalized_shape must be a list of integers; got int64 of shape []"),
@@ -126,6 +127,52 @@ def test_run_explains_what_it_cannot_read_or_write(tmp_path: Path, capsys: pytes
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     refuse(tmp_path / "cut.npz", out, "no .npz file")
     refuse(tmp_path / "in.npz", tmp_path / "no" / "such" / "folder.npz", "cannot write")
+
+
+def test_run_explains_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez_compressed(tmp_path / "in.npz", **layer_norm_file(tmp_path / "plain.npz"))
+    whole = bytearray((tmp_path / "in.npz").read_bytes())
+    for place in range(0, len(whole), 7):
+        damaged = whole.copy()
+        damaged[place] ^= 0xFF
+        (tmp_path / "damaged.npz").write_bytes(damaged)
+        assert run("run", "layer_norm_backward", tmp_path / "damaged.npz", "-o", tmp_path / "out.npz") in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_run_writes_wholly_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = layer_norm_file(tmp_path / "in.npz")
+    before = (tmp_path / "in.npz").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    same = ("run", "layer_norm_backward", tmp_path / "in.npz", "-o", tmp_path / "in.npz")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert run(*same) == 2
+    assert (tmp_path / "in.npz").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npz"]
+    assert run(*same) == 0  # over its own input
+    with np.load(tmp_path / "in.npz") as results:
+        np.testing.assert_array_equal(results["grad_input"], backnorm.layer_norm_backward(**arrays)[0])
+    layer_norm_file(tmp_path / "in.npz")
+    assert run("run", "layer_norm_backward", tmp_path / "in.npz", "-o", "/dev/null") == 0
+
+
+def test_demo_tells_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for soc, words in (("Ascend310P", "operator must exist on the product"), ("junk", "BACKNORM_SOC must be")):
+        monkeypatch.setenv("BACKNORM_SOC", soc)
+        assert run("demo") == 2
+        assert words in capsys.readouterr().err
+        acl.finalize()
+
+
+def test_a_terminal_without_our_signs_still_gets_a_table() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for command in ("info", "demo"):
+        done = subprocess.run([sys.executable, "-m", "backnorm", command], capture_output=True, env=environment)
+        assert done.returncode == 0, done.stderr
 
 
 def test_run_applies_the_rules_of_a_product(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,6 +302,10 @@ def test_chip_names_map_to_the_longest_profile(name: str, profile: str | None) -
     assert (found.name if found else None) == profile
 
 
+def test_a_dead_handle_equals_nothing_else() -> None:
+    assert Dead(5) != (5,)
+
+
 def test_support_lists_bfloat16_only_where_it_exists() -> None:
     assert BF16 in Support().dtypes
     assert BF16 not in Support(bfloat16=False).dtypes
@@ -320,3 +324,10 @@ def test_overlap_agrees_with_counting_the_elements() -> None:
         assert overlaps_itself(shape, strides) == truth, (shape, strides)
         seen[truth] += 1
     assert min(seen.values()) > 2000
+
+
+def test_overlap_of_huge_views_is_decided_at_once() -> None:
+    prime = 10**9 + 7
+    assert not overlaps_itself((10**9, 10**9), (prime, 10**9 + 9))
+    assert overlaps_itself((2 * 10**9, 2 * 10**9), (prime, 10**9 + 9))
+    overlaps_itself((97,) * 8, [prime + 2 * i * i for i in range(8)])  # gives up in bounded time

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import inspect
+import mmap
+import os
 import threading
 import time
 from typing import Any
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 
 from backnorm import acl
+from backnorm.acl import memory
 from backnorm.acl.runtime import runtime
 from backnorm.acl.streams import Stream, Task
 
@@ -77,6 +82,11 @@ def test_init_reads_a_configuration_file(tmp_path: Any) -> None:
     assert "missing.json" in last_message()
     (tmp_path / "bad.json").write_text("{")
     assert acl.init(str(tmp_path / "bad.json")) == 100000
+    for bad in ("[" * 100_000, " " * (2 << 20)):
+        (tmp_path / "bad.json").write_text(bad)
+        assert acl.init(str(tmp_path / "bad.json")) == 100000
+    os.mkfifo(tmp_path / "pipe")
+    assert acl.init(str(tmp_path / "pipe")) == 100000
     (tmp_path / "good.json").write_text("{}")
     assert acl.init(str(tmp_path / "good.json")) == 0
     assert acl.finalize() == 0
@@ -110,7 +120,11 @@ def test_the_environment_chooses_the_product_at_init(monkeypatch: pytest.MonkeyP
     assert acl.init() == 0
     assert acl.get_soc_name() == "Ascend950"  # what the program chose is stronger than the environment
     assert acl.finalize() == 0
-    runtime._soc = None
+    runtime._chosen_soc = None
+    monkeypatch.setenv("BACKNORM_SOC", "Ascend910")
+    assert acl.init() == 0
+    assert acl.get_soc_name() == "Ascend910"  # read again at every init
+    assert acl.finalize() == 0
     monkeypatch.setenv("BACKNORM_SOC", "Ascend3")
     assert acl.init() == 100000
     assert "BACKNORM_SOC" in last_message()
@@ -168,6 +182,9 @@ def test_devices() -> None:
     assert 0 < free <= total
     address = malloc(1 << 20)
     assert acl.rt.get_mem_info(1)[0] == free - (1 << 20)
+    host, _ = acl.rt.malloc_host(1 << 20)
+    assert acl.rt.get_mem_info(1)[0] == free - (1 << 20)
+    assert acl.rt.free_host(host) == 0
     assert acl.rt.free(address) == 0
     assert acl.rt.synchronize_device() == 0
 
@@ -408,6 +425,75 @@ def test_a_wild_host_address_is_a_code_not_a_crash(wild: int) -> None:
     assert "memory of this process" in last_message()
 
 
+def _page(protection: int, pages: int = 1) -> int:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = libc.mmap(None, 4096 * pages, protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert address
+    return int(address)
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("sandboxed", [False, True])
+@pytest.mark.parametrize("protection", [mmap.PROT_READ, 0])
+def test_a_page_that_may_not_be_touched_is_a_code_not_a_crash(
+    protection: int, sandboxed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sandboxed:  # where the kernel's own copies are forbidden
+
+        def forbidden(*_: object) -> int:
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+        monkeypatch.setattr(memory._libc, "process_vm_readv", forbidden)
+        monkeypatch.setattr(memory._libc, "process_vm_writev", forbidden)
+    page = _page(protection)
+    device, host = malloc(64), np.zeros(64, np.uint8)
+    assert acl.rt.memcpy(page, 64, device, 64, D2H) == 107000
+    assert "cannot be written" in last_message()
+    assert acl.rt.memcpy(page, 64, host.ctypes.data, 64, H2H) == 107000
+    readable = protection == mmap.PROT_READ
+    assert acl.rt.memcpy(device, 64, page, 64, H2D) == (0 if readable else 107000)
+    assert acl.rt.memcpy(host.ctypes.data, 64, device, 64, D2H) == 0
+    handle = stream()
+    assert acl.rt.memcpy_async(page, 64, device, 64, D2H, handle) == 0
+    assert acl.rt.synchronize_stream(handle) == 500000
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_copy_is_made_wholly_or_not_at_all() -> None:
+    pages = _page(mmap.PROT_READ | mmap.PROT_WRITE, 2)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages + 4096), ctypes.c_size_t(4096), mmap.PROT_READ) == 0
+    device = malloc(8192)
+    assert acl.rt.memset(device, 8192, 7, 8192) == 0
+    assert acl.rt.memcpy(pages, 8192, device, 8192, D2H) == 107000
+    assert ctypes.string_at(pages, 4096) == bytes(4096)
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_host_range_may_not_run_into_device_memory() -> None:
+    freed, live, device = malloc(64), malloc(64), malloc(64)
+    host = np.zeros(256, np.uint8)
+    other = host.ctypes.data
+    assert acl.rt.free(freed) == 0
+    for dst, src, kind in (
+        (other, freed, acl.ACL_MEMCPY_DEFAULT), (freed, other, H2H), (device, freed, H2D), (freed, device, D2H),
+        (other, live + 64, acl.ACL_MEMCPY_DEFAULT), (live - 8, device, D2H), (live - 8, other, H2H),
+        (live + 60, device, D2H),
+    ):  # fmt: skip
+        assert acl.rt.memcpy(dst, 16, src, 16, kind) == 107000, (dst, src, kind)
+        assert "must lie inside one live" in last_message()
+
+
+@pytest.mark.usefixtures("ready")
+def test_large_blocks_are_recognized_after_their_end() -> None:
+    address = malloc(100 << 20)
+    assert acl.rt.free(address) == 0
+    assert acl.rt.free(address) == 107000
+    assert "freed before" in last_message()
+
+
 @pytest.mark.usefixtures("ready")
 def test_host_memory_of_ours_is_held_to_its_bounds() -> None:
     host, _ = acl.rt.malloc_host(16)
@@ -612,6 +698,105 @@ def test_integers_of_numpy_and_ctypes_are_taken() -> None:
     buffer = (ctypes.c_char * 64)()
     assert acl.rt.memcpy(address, np.uint64(64), ctypes.addressof(buffer), 64, H2D) == 0
     assert acl.rt.malloc(size=8, policy=0)[1] == 0
+
+
+def test_pure_functions_check_their_arguments() -> None:
+    for call in (
+        lambda: acl.float16_to_float(70000), lambda: acl.float16_to_float("3"), lambda: acl.float_to_float16("1.5"),
+        lambda: acl.float_to_float16(None), lambda: acl.data_type_size("x"), lambda: acl.data_type_size(),
+        lambda: acl.float_to_float16(10**400), lambda: acl.rt.malloc(10**5000, 0),
+        lambda: acl.rt.malloc(np.zeros((3, 3)), 0),
+    ):  # fmt: skip
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_help_shows_arguments_alone() -> None:
+    assert str(inspect.signature(acl.rt.malloc)) == "(size, policy)"
+    assert str(inspect.signature(acl.init)) == "(path=None)"
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_failing_getter_gives_a_list_of_its_own() -> None:
+    shape, _ = acl.get_view_shape(0)
+    shape.append(99)
+    assert acl.get_view_shape(0) == ([], 161001)
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_tensor_of_absurd_rank_costs_nothing() -> None:
+    handle = acl.create_tensor([2**62] * 20_000, 0, None, 0, 2, [1], 0)
+    assert acl.get_view_strides(handle)[0][0] == 2**63 - 1
+
+
+def test_finalize_survives_a_closed_stderr(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    acl.finalize()
+    assert acl.init() == 0
+    acl.create_int_array([1])
+    closed = open(tmp_path / "stderr", "w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    assert acl.finalize() == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_forked_child_starts_without_a_runtime() -> None:
+    handle, address = stream(), malloc(8)
+    assert acl.rt.memset_async(address, 8, 1, 8, handle) == 0
+    assert acl.rt.synchronize_stream(handle) == 0
+    child = os.fork()
+    if child == 0:
+        codes = [acl.rt.synchronize_stream(handle), acl.init(), acl.rt.set_device(0)]
+        fresh, ret = acl.rt.create_stream()
+        codes += [ret, acl.rt.synchronize_stream(handle), acl.rt.synchronize_stream(fresh)]
+        os._exit(0 if codes == [100001, 0, 0, 0, 107017, 0] and fresh > handle else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert acl.rt.synchronize_stream(handle) == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_long_chain_of_waiting_streams_is_synchronized_whole() -> None:
+    address = malloc(64)
+    first = handle = stream()
+    assert acl.rt.memset_async(address, 64, 7, 64, first) == 0
+    for _ in range(1100):
+        event, _ = acl.rt.create_event()
+        assert acl.rt.record_event(event, handle) == 0
+        handle = stream()
+        assert acl.rt.stream_wait_event(handle, event) == 0
+    assert acl.rt.synchronize_stream(handle) == 0
+    assert acl.rt.free(address) == 0
+    assert acl.rt.synchronize_stream(first) == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_only_one_of_two_finalizes_succeeds() -> None:
+    go = block(0)
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(acl.finalize())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == [0, 100037]
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_stream_whose_thread_cannot_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, address = stream(), malloc(8)
+
+    def refuse(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert acl.rt.memset_async(address, 8, 1, 8, handle) == 500000
+    assert acl.rt.synchronize_stream_with_timeout(handle, 1000) == 0
+    assert acl.rt.memset_async(address, 8, 1, 8, handle) == 0
+    assert acl.rt.synchronize_stream_with_timeout(handle, 5000) == 0
 
 
 def test_a_closed_stream_takes_no_work() -> None:

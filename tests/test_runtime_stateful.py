@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -17,6 +17,10 @@ from backnorm.status import Status
 
 CODES = {int(status) for status in Status}
 ROWS, COLS = 3, 4
+SCRATCH = 2 * COLS * 8
+DIMS = ([ROWS, COLS], [ROWS, COLS], [ROWS, 1], [ROWS, 1], [COLS], [COLS], [ROWS, COLS], [COLS], [COLS])
+#: Bytes that phase two touches of each tensor: nothing of bias, the sixth.
+BYTES = [0 if i == 5 else 4 * int(np.prod(dims)) for i, dims in enumerate(DIMS)]
 WILD = st.sampled_from([None, 0, 1, 0x10, 0x10000, 0xDEADBEEF, 2**47, 2**63, 2**64 - 1])
 
 
@@ -37,6 +41,8 @@ class Runtime(RuleBasedStateMachine):
         assert acl.init() == 0
         assert acl.rt.set_device(0) == 0
         self.sizes: dict[int, int] = {}
+        self.host_sizes: dict[int, int] = {}
+        self.planned: dict[int, list[int | None]] = {}  # executor -> the addresses it will touch
         self.live: dict[type, set[int]] = {k: set() for k in (Stream, Event, Tensor, IntArray, BoolArray, Executor)}
         self.last = 0
         self.host = np.zeros(4096, np.uint8)
@@ -111,6 +117,61 @@ class Runtime(RuleBasedStateMachine):
         self.expect(
             acl.rt.memset(address, count, value, count), 0 if not count or self.fits(address, count) else 107000
         )
+
+    @rule(size=st.integers(0, 500), wrong=memory | WILD)
+    def host_memory(self, size: int, wrong: int | None) -> None:
+        address, ret = acl.rt.malloc_host(size)
+        self.expect(ret, 0 if size else 100000)
+        if ret == 0:
+            self.host_sizes[address] = size
+            self.expect(acl.rt.free(address), 107000)
+        if wrong not in self.host_sizes:
+            self.expect(acl.rt.free_host(wrong), 107000 if wrong else 100000)
+
+    @rule(data=st.data())
+    def free_host(self, data: st.DataObject) -> None:
+        if self.host_sizes:
+            address = data.draw(st.sampled_from(sorted(self.host_sizes)))
+            self.expect(acl.rt.free_host(address), 0)
+            del self.host_sizes[address]
+            self.expect(acl.rt.free_host(address), 107000)
+
+    @rule(opt=st.integers(-1, 2), value=st.integers(-2, 5))
+    def options(self, opt: int, value: int) -> None:
+        good = opt == 0 and 0 <= value <= 3
+        self.expect(acl.rt.set_sys_param_opt(opt, value), 0 if good else 107000)
+        self.expect(acl.rt.ctx_set_sys_param_opt(opt, value), 0 if good else 107000)
+        if good:
+            assert acl.rt.get_sys_param_opt(opt) == acl.rt.ctx_get_sys_param_opt(opt) == (value, 0)
+
+    @rule(stream=streams, device=st.integers(-2, 3))
+    def another_context(self, stream: int, device: int) -> None:
+        """A context for a moment: the streams of this one are refused there."""
+        home, ret = acl.rt.get_context()
+        self.expect(ret, 0)
+        self.expect(acl.rt.set_device(device), 0 if device == 0 else 107001)
+        if device == 0:
+            self.expect(acl.rt.reset_device(device), 0, 500000)
+        away, ret = acl.rt.create_context(0)
+        self.expect(ret, 0)
+        assert away > self.last
+        self.last = away
+        self.expect(acl.rt.synchronize_stream(stream), 107003 if stream in self.live[Stream] else 107017)
+        self.expect(acl.rt.destroy_context(away), 0)
+        self.expect(acl.rt.synchronize_stream(stream), 107002)
+        self.expect(acl.rt.set_context(away), 107017)
+        self.expect(acl.rt.set_context(home), 0)
+
+    @rule()
+    def start_again(self) -> None:
+        """Everything ends with the runtime, and nothing is left of it."""
+        assert acl.finalize() == 0
+        self.expect(acl.finalize(), 100037)
+        self.expect(acl.rt.malloc(8, 0)[1], 100001)
+        assert not runtime.objects
+        last = self.last
+        self.start()
+        self.last = last
 
     # --- streams and events ---
 
@@ -193,21 +254,25 @@ class Runtime(RuleBasedStateMachine):
         if ret:
             assert (size, handle) == (0, 0)
             return multiple()
-        return self.made(Executor, handle)
+        # What came out of chance may run or not; it is not followed further.
+        self.last = handle
+        self.expect(acl.destroy_acl_op_executor(handle), 0)
+        return multiple()
 
     @rule(target=executors, data=st.data(), repeatable=st.booleans())
     def plan_well(self, data: st.DataObject, repeatable: bool) -> Any:
         """Phase one that succeeds: right shapes over memory that may or may not be any good."""
-        places = st.sampled_from([*self.sizes, None, 0x10])
-        dims = ([ROWS, COLS], [ROWS, COLS], [ROWS, 1], [ROWS, 1], [COLS], [COLS], [ROWS, COLS], [COLS], [COLS])
-        made = [self.made(Tensor, acl.create_tensor(d, 0, None, 0, 2, d, data.draw(places))) for d in dims]
+        large = [address for address, size in self.sizes.items() if size >= max(BYTES)] or [None]
+        places = st.sampled_from([*large * 8, None, 0x10, *self.sizes] if data.draw(st.booleans()) else large)
+        addresses = [data.draw(places) for _ in DIMS]
+        made = [self.made(Tensor, acl.create_tensor(d, 0, None, 0, 2, d, a)) for d, a in zip(DIMS, addresses)]
         shape = self.made(IntArray, acl.create_int_array([COLS]))
         mask = self.made(BoolArray, acl.create_bool_array([True] * 3))
         dy, x, mean, rstd, w, b, *outs = made
         size, handle, ret = aclnn.aclnnLayerNormBackwardGetWorkspaceSize(dy, x, shape, mean, rstd, w, b, mask, *outs)
         self.expect(ret, 0)
-        assert size == 2 * COLS * 8
-        self.made(Executor, handle)
+        assert size == SCRATCH
+        self.planned[self.made(Executor, handle)] = addresses
         if repeatable:
             self.expect(acl.set_acl_op_executor_repeatable(handle), 0)
         for tensor in made:
@@ -220,22 +285,29 @@ class Runtime(RuleBasedStateMachine):
         return handle
 
     @rule(
-        executor=anything | WILD,
-        workspace=memory | WILD,
-        size=st.sampled_from([0, 63, 64, 200]),
+        executor=executors | anything | WILD, workspace=memory | WILD, size=st.sampled_from([0, 63, 64, 64, 64, 200]),
         stream=st.none() | streams,
-    )
+    )  # fmt: skip
     def run(self, executor: int | None, workspace: int | None, size: int, stream: int | None) -> None:
         alive = executor in self.live[Executor]
         repeatable = alive and runtime.objects[executor].repeatable
-        good_stream = stream is None or stream in self.live[Stream]
         ret = aclnn.aclnnLayerNormBackward(workspace, size, executor, stream)
         if not alive or (size and not workspace):
             self.expect(ret, 161001)
+        elif size < SCRATCH or not self.fits(workspace, size) or not self.good(self.planned[executor or 0], workspace):
+            self.expect(ret, 161002)
         else:
-            self.expect(ret, *([0, 161002] if good_stream else [161002, 361001]))
+            self.expect(ret, 0 if stream is None or stream in self.live[Stream] else 361001)
+        if ret == 0:
+            event("phase two succeeded")
         if alive and not (repeatable and ret == 0):
             self.live[Executor].discard(executor)  # type: ignore[arg-type]
+
+    def good(self, addresses: list[int | None], workspace: int | None) -> bool:
+        """Whether every tensor that is touched lies in live memory, apart from the workspace."""
+        touched = [(address or 0, size) for address, size in zip(addresses, BYTES) if size]
+        apart = all(a + n <= (workspace or 0) or (workspace or 0) + SCRATCH <= a for a, n in touched)
+        return apart and all(self.fits(a, n) for a, n in touched)
 
     @rule(executor=anything | WILD)
     def destroy_executor(self, executor: int | None) -> None:
@@ -251,8 +323,8 @@ class Runtime(RuleBasedStateMachine):
             return
         for kind, handles in self.live.items():
             assert {h for h, thing in runtime.objects.items() if type(thing) is kind} == handles, kind
-        assert {block.address: block.size for block in runtime.memory.live} == self.sizes
-        assert runtime.memory.used == sum(self.sizes.values())
+        assert {block.address: block.size for block in runtime.memory.live} == self.sizes | self.host_sizes
+        assert runtime.memory.used == {"device": sum(self.sizes.values()), "host": sum(self.host_sizes.values())}
 
     def teardown(self) -> None:
         if not hasattr(self, "live"):
@@ -263,8 +335,8 @@ class Runtime(RuleBasedStateMachine):
         acl.get_recent_err_msg()
         assert acl.finalize() == 0
         assert not runtime.objects
-        assert runtime.memory.used == 0
+        assert runtime.memory.used == {"device": 0, "host": 0}
 
 
 TestRuntime = Runtime.TestCase
-TestRuntime.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestRuntime.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -35,6 +35,8 @@ def test_four_threads_run_all_operators_a_hundred_times() -> None:
 
     def work(number: int) -> float:
         assert acl.rt.set_device(0) == 0
+        default, ret = acl.rt.get_context()
+        assert ret == 0
         stream, ret = acl.rt.create_stream()
         assert ret == 0
         rng = np.random.default_rng(number)
@@ -48,6 +50,11 @@ def test_four_threads_run_all_operators_a_hundred_times() -> None:
                 for output in good.writes:
                     view = good.call[output].view(bases[output])
                     worst = max(worst, excess(view, golden[output], terms[output]))
+            assert acl.rt.synchronize_device() == 0
+            mine, ret = acl.rt.create_context(0)
+            assert ret == 0
+            assert acl.rt.destroy_context(mine) == 0
+            assert acl.rt.set_context(default) == 0
             # A mistake with this thread's own number in it: its message must be this thread's alone.
             wild = (number + 1) * 0x100000 + round_
             assert acl.rt.free(wild) == 107000

@@ -73,6 +73,10 @@ def test_an_executor_is_used_up_by_its_first_run(layer_norm: LayerNorm) -> None:
     assert run(workspace, size, executor) == 0
     assert run(workspace, size, executor) == 161001
     assert "used up" in message()
+    for _ in range(1100):  # and it stays known as such
+        assert acl.destroy_acl_op_executor(layer_norm.plan()[1]) == 0
+    assert run(workspace, size, executor) == 161001
+    assert "used up" in message()
     assert acl.destroy_acl_op_executor(executor) == 561000
     assert acl.set_acl_op_executor_repeatable(executor) == 561000
     assert acl.rt.synchronize_stream(None) == 0
@@ -142,6 +146,9 @@ def test_tensor_addresses_of_an_executor(layer_norm: LayerNorm) -> None:
     assert acl.set_tensor_addr(executor, 0, 0xBAD, 64) == 561000
     assert acl.set_tensor_addr(executor, 9, tensor, 64) == 161002
     assert "from 0 to 8" in message()
+    assert acl.set_tensor_addr(executor, 0, layer_norm.handle["mean"], 64) == 161002
+    assert "must be like the gradOut" in message()
+    assert acl.get_raw_tensor_addr(layer_norm.handle["mean"]) == (layer_norm.address["mean"], 0)
     assert acl.set_input_tensor_addr(executor, 6, tensor, 64) == 161002
     assert acl.set_input_tensor_addr(executor, 4, tensor, 64) == 161002
     assert "absent weightOptional" in message()
@@ -206,6 +213,65 @@ def test_a_view_that_leaves_its_allocation_through_strides_or_offset(layer_norm:
         assert ret == 0
         assert run(layer_norm.client.malloc(size), size, executor) == 161002
         assert "input" in message()
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_an_offset_into_another_allocation_leaves_its_own(layer_norm: LayerNorm, freed: bool) -> None:
+    base, other = layer_norm.client.malloc(64), layer_norm.address["input"]
+    if freed:
+        assert acl.rt.free(base) == 0
+    bent = acl.create_tensor((ROWS, COLS), 0, None, (other - base) // 4, 2, [60], base)
+    size, executor, _ = layer_norm.plan(input=bent)
+    assert run(layer_norm.client.malloc(size), size, executor) == 161002
+    assert ("freed before" if freed else "its allocation") in message()
+
+
+def test_a_dead_handle_is_never_taken_for_a_shape(layer_norm: LayerNorm) -> None:
+    assert layer_norm.plan()[2] == 0
+    assert layer_norm.plan(normalizedShape=COLS)[2] == 161001  # a number that equals the shape, but no handle
+
+
+@pytest.mark.parametrize("name", ["input", "gradInputOut", "mean"])
+def test_the_workspace_must_be_apart_from_the_tensors(layer_norm: LayerNorm, name: str) -> None:
+    room = layer_norm.client.malloc(4096)
+    assert acl.set_raw_tensor_addr(layer_norm.handle[name], room + 64) == 0
+    size, executor, _ = layer_norm.plan()
+    assert run(room, size, executor) == 161002
+    assert f"workspace must be apart from {name}" in message()
+    _, executor, _ = layer_norm.plan()
+    assert run(room + 2048, size, executor) == 0
+
+
+def test_the_stride_of_a_single_element_is_no_matter(layer_norm: LayerNorm) -> None:
+    big = 2**62
+    outs = {"gradInputOut": acl.create_tensor((1, COLS), 0, (big, 1), 0, 2, [10], layer_norm.address["gradInputOut"])}
+    for name in ("gradOut", "input"):
+        outs[name] = acl.create_tensor((1, COLS), 0, (big, 1), 0, 2, [10], layer_norm.address[name])
+    for name in ("mean", "rstd"):
+        outs[name] = acl.create_tensor((1, 1), 0, (big, big), 0, 2, [1], layer_norm.address[name])
+    size, executor, ret = layer_norm.plan(**outs)
+    assert ret == 0
+    assert run(layer_norm.client.malloc(size), size, executor) == 0
+    assert acl.rt.synchronize_stream(0) == 0
+    np.testing.assert_allclose(layer_norm.result()[0], layer_norm.expected()[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_shape_beyond_computing_is_refused_with_a_code(ready: None) -> None:
+    n = 2**61
+    mask = acl.create_bool_array([False, True, True])
+    shape = acl.create_int_array([n])
+
+    def tensor(*dims: int) -> int:
+        return acl.create_tensor(dims, 0, [0] * len(dims), 0, 2, [1], 0x1000)
+
+    def packed(*dims: int) -> int:
+        return acl.create_tensor(dims, 0, None, 0, 2, [1], 0x1000)
+
+    ret = aclnn.aclnnLayerNormBackwardGetWorkspaceSize(
+        tensor(1, n), tensor(1, n), shape, tensor(1), tensor(1), 0, 0, mask, 0, packed(n), packed(n)
+    )[2]
+    assert ret == 561002
+    assert "workspaceSize must fit 63 bits" in message()
 
 
 def test_the_value_of_bias_is_never_looked_at(layer_norm: LayerNorm) -> None:

@@ -24,6 +24,8 @@ from .plan import make_plan
 from .spec import ACLNN, INVALID, NULLPTR, Dead, OpSpec
 from .status import AclnnError, Status
 
+EXECUTOR_MARK = 8
+
 _KINDS: dict[str, type] = {"tensor": Tensor, "int_array": IntArray, "bool_array": BoolArray}
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {"int64": to_int64, "bool": to_bool}
 
@@ -52,9 +54,9 @@ def plan_executor(op: OpSpec, arguments: dict[str, Any], door: str) -> tuple[int
     try:
         plan = make_plan(op, values, runtime.product.name, door)
     except AclnnError as error:
-        raise AclFailure(error.status, str(error).partition(": ")[2]) from None
+        raise AclFailure(error.status, str(error)) from None
     addresses = {name: tensor.address for name, tensor in tensors.items()}
-    return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses))
+    return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses), EXECUTOR_MARK)
 
 
 def run_executor(op: OpSpec, workspace: int, workspace_size: int, handle: int, stream_handle: int) -> None:
@@ -73,12 +75,7 @@ def run_executor(op: OpSpec, workspace: int, workspace_size: int, handle: int, s
             used_up = not executor.repeatable
         finally:
             if used_up:
-                _use_up(handle)
-
-
-def _use_up(handle: int) -> None:
-    runtime.drop(handle)
-    runtime.used_executors.append(handle)
+                runtime.drop(handle)
 
 
 def _executor(op: OpSpec, handle: int) -> Executor:
@@ -86,15 +83,15 @@ def _executor(op: OpSpec, handle: int) -> Executor:
         raise AclFailure(NULLPTR, "executor must not be null; got null")
     executor = runtime.get(handle, Executor)
     if executor is None:
-        if handle in runtime.used_executors:
+        if runtime.was_made(handle, EXECUTOR_MARK):
             raise AclFailure(
                 NULLPTR,
-                f"executor {handle:#x} was used up by an earlier call; plan again with {op.c_name}GetWorkspaceSize,"
-                f" or make it repeatable with aclSetAclOpExecutorRepeatable before its first run",
+                f"executor must be live; got {handle:#x}, which was used up by an earlier call or destroyed: plan again"
+                f" with {op.c_name}GetWorkspaceSize, or call aclSetAclOpExecutorRepeatable before the first run",
             )
         raise AclFailure(NULLPTR, f"executor must be live; got {handle:#x}, a destroyed or foreign handle")
     if executor.plan.op is not op:
-        _use_up(handle)
+        runtime.drop(handle)
         raise AclFailure(
             NULLPTR, f"executor must come from {op.c_name}GetWorkspaceSize; got {executor.plan.op.c_name}'s"
         )
@@ -120,9 +117,11 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
     arrays = {}
     for name in (*plan.reads, *plan.writes):
         try:
-            block, arrays[name] = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
+            block, touched, arrays[name] = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
         except BadAddress as reason:
             raise AclFailure(INVALID, f"{name} must lie inside one live device allocation: {reason}") from None
+        if touched.start < workspace + plan.workspace_bytes and workspace < touched.stop:
+            raise AclFailure(INVALID, f"workspace must be apart from {name}; got {workspace:#x}, which lies on it")
         blocks.add(block)
     return Task(plan.op.c_name, lambda: plan.execute(arrays, scratch), tuple(blocks))
 

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import operator
+import reprlib
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
+
+
+def show(value: Any) -> str:
+    """A short, one-line picture of any value, however large or hostile."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True)
@@ -17,10 +29,10 @@ class Integer:
     def __call__(self, what: str, value: Any) -> int:
         try:
             number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{what} must be an integer; got {value!r}") from None
+        except Exception:
+            raise TypeError(f"{what} must be an integer; got {show(value)}") from None
         if not self.lowest <= number <= self.highest:
-            raise TypeError(f"{what} must be from {self.lowest} to {self.highest}; got {number}")
+            raise TypeError(f"{what} must be from {self.lowest} to {self.highest}; got {show(number)}")
         return number
 
 
@@ -32,17 +44,20 @@ to_uint64 = Integer(0, 2**64 - 1)
 def to_bool(what: str, value: Any) -> bool:
     try:
         number = bool(value) if type(value).__name__ in ("bool", "bool_") else operator.index(value)
-    except TypeError:
+    except Exception:
         number = -1
     if number not in (0, 1):
-        raise TypeError(f"{what} must be True or False; got {value!r}")
+        raise TypeError(f"{what} must be True or False; got {show(value)}")
     return bool(number)
 
 
 def _to_tuple(what: str, words: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{what} must be a sequence of {words}; got {value!r}")
-    return tuple(value)
+    try:
+        if not isinstance(value, (str, bytes, Set, Mapping)):
+            return tuple(value)
+    except Exception:
+        pass
+    raise TypeError(f"{what} must be a sequence of {words}; got {show(value)}")
 
 
 def to_int_array(what: str, value: Any) -> tuple[int, ...] | None:
@@ -55,9 +70,18 @@ def to_bool_array(what: str, value: Any) -> tuple[bool, ...] | None:
     return None if value is None else tuple(to_bool(f"{what}[]", item) for item in _to_tuple(what, "bools", value))
 
 
+def to_float(what: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} must be a number; got {show(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeError(f"{what} must fit a float; got {show(value)}") from None
+
+
 def to_text(what: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{what} must be a string or None; got {value!r}")
+        raise TypeError(f"{what} must be a string or None; got {show(value)}")
     return value
 
 

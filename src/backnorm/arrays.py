@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from . import dlpack
-from .datatypes import BF16, BY_NAME, NUMPY, DataType
+from .datatypes import BF16, BY_NAME, F16, F32, NUMPY, DataType, Format
 from .spec import INVALID, TensorDesc
 from .status import AclnnError, Status
 
 NDArray = npt.NDArray[Any]
+ND = int(Format.ND)
 
 
 @dataclass(frozen=True)
@@ -27,25 +28,23 @@ class Array:
 
 
 def is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread is importing torch
+    return kind is not None and isinstance(value, kind)
 
 
 def describe(value: Any, function: str, name: str) -> Array:
     """An argument as an Array. Anything that is no array is a TypeError."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{function}: {name} must be an array without a mask; got a masked array")
     if isinstance(value, (np.ndarray, np.generic)):
         return _from_numpy(value, np.asarray(value))
     if is_torch(value):
-        return _from_torch(value, function, name)
+        try:
+            return _from_torch(value)
+        except Exception as error:  # nested, fake, functional, freed: torch has many tensors without memory
+            raise TypeError(f"{function}: {name} must be a dense tensor with memory of its own; got {error}") from error
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        device = dlpack.device_name(value)
-        if device != "cpu":
-            raise AclnnError(
-                Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
-                name,
-                f"{function}: {name} must be on a supported device (cpu); got {device}",
-            )
-        return _from_numpy(value, dlpack.to_numpy(value))
+        return _from_dlpack(value, function, name)
     raise TypeError(
         f"{function}: {name} must be an array of NumPy, PyTorch or a library with DLPack; got {type(value).__name__}"
     )
@@ -54,49 +53,70 @@ def describe(value: Any, function: str, name: str) -> Array:
 def describe_output(value: Any, function: str, name: str) -> Array:
     """The same for an array to write into."""
     array = describe(value, function, name)
-    if isinstance(value, np.generic) or (array.view is not None and not array.view.flags.writeable):
+    in_place = not isinstance(value, np.generic) and not (is_torch(value) and value.is_neg())
+    if not in_place or (array.view is not None and not array.view.flags.writeable):
         raise AclnnError(INVALID, name, f"{function}: {name} must be writable in place; got a read-only array")
     return array
 
 
+def _unknown(owner: Any, shape: tuple[int, ...], type_name: str, device: str = "cpu") -> Array:
+    """An array whose type has no number; the rules refuse it, by its own name."""
+    return Array(owner, TensorDesc(shape, DataType.UNDEFINED, (0,) * len(shape), ND, device, type_name), None)
+
+
 def _from_numpy(owner: Any, view: NDArray) -> Array:
-    dtype = BY_NAME.get(view.dtype.name, DataType.UNDEFINED) if view.dtype.isnative else DataType.UNDEFINED
+    if view.dtype.name not in BY_NAME or not view.dtype.isnative:
+        return _unknown(owner, view.shape, str(view.dtype))
     if any(stride % view.itemsize for stride in view.strides):
         view = view.copy()  # a field of packed records: its strides are no whole elements
         view.flags.writeable = False
     strides = tuple(stride // view.itemsize for stride in view.strides)
-    return Array(owner, TensorDesc(view.shape, dtype, strides), view)
+    return Array(owner, TensorDesc(view.shape, BY_NAME[view.dtype.name], strides), view)
 
 
-def _from_torch(value: Any, function: str, name: str) -> Array:
+def _from_torch(value: Any) -> Array:
     torch = sys.modules["torch"]
-    if value.layout is not torch.strided or value.is_neg() or value.is_conj():
-        raise TypeError(f"{function}: {name} must be a plain strided tensor; got {value.layout} (call .contiguous())")
-    dtype = BY_NAME.get(str(value.dtype).removeprefix("torch."), DataType.UNDEFINED)
-    desc = TensorDesc(tuple(value.shape), dtype, tuple(value.stride()), device=str(value.device))
-    if value.device.type != "cpu" or dtype == DataType.UNDEFINED:
+    if value.layout is not torch.strided or value.is_nested:
+        raise TypeError(f"a {'nested' if value.is_nested else value.layout} tensor")
+    type_name, device = str(value.dtype).removeprefix("torch."), str(value.device)
+    if type_name not in BY_NAME:
+        return _unknown(value, tuple(value.shape), type_name, device)
+    desc = TensorDesc(tuple(value.shape), BY_NAME[type_name], tuple(value.stride()), device=device)
+    if value.device.type != "cpu" or desc.dtype not in (F32, F16, BF16):
         return Array(value, desc, None)
-    plain = value.detach()
-    view = plain.view(torch.int16).numpy().view(NUMPY[BF16]) if dtype == BF16 else plain.numpy()
+    if value.numel() and value.data_ptr() == 0:
+        raise TypeError("a tensor whose memory was freed")
+    plain = value.detach().resolve_neg()
+    view = plain.view(torch.int16).numpy().view(NUMPY[BF16]) if desc.dtype == BF16 else plain.numpy()
     return Array(value, desc, view)
+
+
+def _from_dlpack(value: Any, function: str, name: str) -> Array:
+    try:
+        device = dlpack.device_name(value)
+        if device == "cpu":
+            return _from_numpy(value, dlpack.to_numpy(value))
+    except dlpack.UnknownType as kind:
+        return _unknown(value, (), str(kind))
+    except Exception as error:  # whatever the library raises
+        raise TypeError(f"{function}: {name} must be an array that DLPack can export; got {error}") from error
+    raise AclnnError(
+        Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+        name,
+        f"{function}: {name} must be on a supported device (cpu); got {device}",
+    )
 
 
 def allocate(desc: TensorDesc, like: Array) -> Array:
     """A new array of the library of `like`; for a library that is neither NumPy nor torch, a NumPy one."""
-    if is_torch(like.owner):
-        torch = sys.modules["torch"]
-        dtype = getattr(torch, NUMPY[desc.dtype].name)
-        new = torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.owner.device)
-        return _from_torch(new, "allocate", "output")
-    numpy = NUMPY[desc.dtype]
-    memory = np.empty(desc.numel, numpy)
-    view = np.ndarray(desc.shape, numpy, memory, 0, [stride * numpy.itemsize for stride in desc.strides])
-    return Array(view, desc, view)
-
-
-def give_back(output: Array, like: Array) -> Any:
-    """What `allocate` made, as an array of the library of `like`."""
-    if is_torch(like.owner) or isinstance(like.owner, (np.ndarray, np.generic)):
-        return output.owner
-    assert output.view is not None
-    return dlpack.to_library(output.view, like.owner)
+    try:
+        if is_torch(like.owner):
+            torch = sys.modules["torch"]
+            dtype = getattr(torch, NUMPY[desc.dtype].name)
+            return _from_torch(torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.owner.device))
+        numpy = NUMPY[desc.dtype]
+        memory = np.empty(desc.numel, numpy)
+        view = np.ndarray(desc.shape, numpy, memory, 0, [stride * numpy.itemsize for stride in desc.strides])
+        return Array(view, desc, view)
+    except (MemoryError, ValueError, RuntimeError):
+        raise MemoryError(f"an output of shape {list(desc.shape)} does not fit into memory") from None

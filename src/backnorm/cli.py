@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import os
 import platform
 import sys
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,23 @@ class UserError(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without our signs still gets a table
     arguments = _parser().parse_args(argv)
     try:
-        return int(arguments.command(arguments))
+        code = int(arguments.command(arguments))
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"backnorm: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"backnorm: cannot write the output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +97,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     from .demo import run_demo
 
-    lines = run_demo()
+    try:
+        lines = run_demo()
+    except RuntimeError as error:
+        raise UserError(f"the demo cannot run: {error}") from None
     for operator, group in itertools.groupby(lines, key=lambda line: line.operator):
         table = Table(
             title=operator,
@@ -131,14 +142,33 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{error}{status}") from None
     outputs = {p.array_name: result for p, result in zip(op.outputs, results) if result is not None}
     try:
-        with open(arguments.output, "wb") as file:
-            np.savez(file, **outputs)
+        _save(arguments.output, outputs)
     except OSError as error:
-        raise UserError(f"cannot write {arguments.output}: {error.strerror}") from None
+        raise UserError(f"cannot write {arguments.output!r}: {error.strerror}") from None
     for name, result in outputs.items():
         print(f"{name}: {result.dtype.name} {list(result.shape)}")
-    print(f"written to {arguments.output}")
+    print(f"written to {arguments.output!r}")
     return 0
+
+
+def _save(path: str, arrays: dict[str, Any]) -> None:
+    """Write the file wholly or not at all; it may be the one the inputs came from."""
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):  # a device or a pipe
+        with open(target, "wb") as file:
+            file.write(packed.getbuffer())
+        return
+    partial = f"{target}.{os.getpid()}.part"
+    try:
+        with open(partial, "wb") as file:
+            file.write(packed.getbuffer())
+        os.replace(partial, target)
+    except OSError:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise
 
 
 def _load(op: OpSpec, path: str) -> dict[str, Any]:
@@ -149,21 +179,22 @@ def _load(op: OpSpec, path: str) -> dict[str, Any]:
         with open(path, "rb") as opened:
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.ndarray):
-                raise UserError(f"{path} holds a single array; expected a .npz file with {', '.join(words)}")
+                raise UserError(f"{path!r} holds a single array; expected a .npz file with {', '.join(words)}")
             unknown = sorted(set(file.files) - set(words))
             if unknown:
-                raise UserError(
-                    f"{path}: no such argument of {op.name}: {', '.join(unknown)}; it takes {', '.join(words)}"
-                )
+                names = ", ".join(map(repr, unknown))
+                raise UserError(f"{path!r}: no such argument of {op.name}: {names}; it takes {', '.join(words)}")
             for param in op.inputs:
                 if param.array_name in file.files:
                     values[param.array_name] = _argument(param, file[param.array_name], path)
                 elif not _may_be_left_out(param):
-                    raise UserError(f"{path}: {param.array_name} is missing; {op.name} takes {', '.join(words)}")
+                    raise UserError(f"{path!r}: {param.array_name} is missing; {op.name} takes {', '.join(words)}")
+    except UserError:
+        raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no .npz file of plain arrays: {error}") from None
+        raise UserError(f"cannot read {path!r}: {error.strerror or error}") from None
+    except Exception as error:  # a damaged or foreign file can break the readers in many ways
+        raise UserError(f"{path!r} is no .npz file of plain arrays: {error or type(error).__name__}") from None
     if "gamma" in op.by_name:
         values.setdefault("weight", None)
     return values
@@ -177,7 +208,7 @@ def _argument(param: Param, array: Any, path: str) -> Any:
     if array.ndim != axes or array.dtype.kind not in ("iu" if whole else "b"):
         what = f"{'a list of ' if axes else 'one '}{'integer' if whole else 'bool'}{'s' if axes else ''}"
         raise UserError(
-            f"{path}: {param.array_name} must be {what}; got {array.dtype.name} of shape {list(array.shape)}"
+            f"{path!r}: {param.array_name} must be {what}; got {array.dtype.name} of shape {list(array.shape)}"
         )
     return array.tolist()
 

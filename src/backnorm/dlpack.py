@@ -13,12 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .datatypes import BF16, NUMPY
+from .spec import contiguous_strides, span
 
 NDArray = npt.NDArray[Any]
 
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 13: "cuda"}
 _BFLOAT = 4
 _READ_ONLY = 1
+
+
+class UnknownType(Exception):
+    """A type that NumPy has no counterpart for; the text names it."""
 
 
 class _DLTensor(ctypes.Structure):
@@ -36,13 +41,10 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 class _Managed(ctypes.Structure):
-    """DLManagedTensor, in a capsule named dltensor."""
+    """The head of DLManagedTensor, in a capsule named dltensor."""
 
-    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+    _fields_ = (("tensor", _DLTensor),)
 
 
 class _Versioned(ctypes.Structure):
@@ -52,7 +54,7 @@ class _Versioned(ctypes.Structure):
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
         ("context", ctypes.c_void_p),
-        ("deleter", _Deleter),
+        ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
         ("tensor", _DLTensor),
     )
@@ -62,8 +64,14 @@ _api = ctypes.pythonapi
 _api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-_api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_api.PyCapsule_New.restype = ctypes.py_object
+
+
+def _open(capsule: Any) -> Any:
+    """The structure in a capsule, which stays its owner."""
+    for kind, name in ((_Versioned, b"dltensor_versioned"), (_Managed, b"dltensor")):
+        if _api.PyCapsule_IsValid(capsule, name):
+            return ctypes.cast(_api.PyCapsule_GetPointer(capsule, name), ctypes.POINTER(kind)).contents
+    raise TypeError(f"__dlpack__ must give a DLPack capsule; got {type(capsule).__name__}")
 
 
 def device_name(value: Any) -> str:
@@ -85,42 +93,29 @@ def _bfloat16_view(value: Any) -> NDArray:
         capsule = value.__dlpack__(max_version=(1, 0))
     except TypeError:  # a producer from before version 1
         capsule = value.__dlpack__()
-    versioned = bool(_api.PyCapsule_IsValid(capsule, b"dltensor_versioned"))
-    kind: Any = _Versioned if versioned else _Managed
-    name = b"dltensor_versioned" if versioned else b"dltensor"
-    managed = ctypes.cast(_api.PyCapsule_GetPointer(capsule, name), ctypes.POINTER(kind)).contents
+    managed = _open(capsule)
     dl = managed.tensor
     if (dl.code, dl.bits, dl.lanes) != (_BFLOAT, 16, 1):
-        raise TypeError(f"a DLPack array of type code {dl.code} with {dl.bits} bits has no counterpart in NumPy")
+        raise UnknownType(f"DLPack type {dl.code} of {dl.bits} bits")
+    if _DEVICES.get(dl.device_type) != "cpu" or not 0 <= dl.ndim <= 64 or (dl.ndim and not dl.shape):
+        raise TypeError(f"a capsule for device {dl.device_type} with {dl.ndim} axes, which is not what it said")
     shape = tuple(dl.shape[i] for i in range(dl.ndim))
-    bytes_strides = tuple(2 * dl.strides[i] for i in range(dl.ndim)) if dl.strides else None
-    reach = (
-        sum((n - 1) * s for n, s in zip(shape, bytes_strides)) + 2 if bytes_strides else 2 * int(np.prod(shape))
-    )  # strides from DLPack producers are not negative
     if 0 in shape:
         return np.empty(shape, NUMPY[BF16])
-    memory: Any = (ctypes.c_byte * reach).from_address(dl.data + dl.byte_offset)
-    # The capsule was not renamed, so it is still its own owner: memory lives as long as the capsule does.
-    memory._capsule = capsule
-    view: NDArray = np.ndarray(shape, NUMPY[BF16], memory, 0, bytes_strides)
+    if not dl.data:
+        raise TypeError("a capsule without data")
+    strides = tuple(dl.strides[i] for i in range(dl.ndim)) if dl.strides else contiguous_strides(shape)
+    low, high = span(shape, strides)
+    memory: Any = (ctypes.c_byte * (2 * (high - low + 1))).from_address(dl.data + dl.byte_offset + 2 * low)
+    memory._capsule = capsule  # the view keeps the memory object, and that the capsule
+    view: NDArray = np.ndarray(shape, NUMPY[BF16], memory, -2 * low, [2 * stride for stride in strides])
     # A producer from before version 1 cannot say; read-only then, as NumPy has it.
-    view.flags.writeable = versioned and not managed.flags & _READ_ONLY
+    view.flags.writeable = isinstance(managed, _Versioned) and not managed.flags & _READ_ONLY
     return view
 
 
-_lent: dict[int, tuple[Any, ...]] = {}
-"""What lent arrays need to stay alive, by the address of their structure, until the borrower lets go."""
-
-
-def _let_go(address: int) -> None:
-    _lent.pop(address, None)
-
-
-_release = _Deleter(_let_go)
-
-
 class _Lender:
-    """A bfloat16 NumPy array as a DLPack producer."""
+    """A bfloat16 NumPy array as a DLPack producer: NumPy's own capsule of its bits, with the type put right."""
 
     def __init__(self, array: NDArray) -> None:
         self._array = array
@@ -129,22 +124,24 @@ class _Lender:
         return 1, 0
 
     def __dlpack__(self, **_: Any) -> Any:
-        array = self._array
-        dims = ctypes.c_int64 * array.ndim
-        shape, strides = dims(*array.shape), dims(*(s // 2 for s in array.strides))
-        tensor = _DLTensor(array.ctypes.data, 1, 0, array.ndim, _BFLOAT, 16, 1, shape, strides, 0)
-        managed = _Managed(tensor, None, _release)
-        address = ctypes.addressof(managed)
-        _lent[address] = (managed, array, shape, strides)
-        return _api.PyCapsule_New(address, b"dltensor", None)
+        capsule = self._array.view(np.int16).__dlpack__()
+        _open(capsule).tensor.code = _BFLOAT
+        return capsule
 
 
-def to_library(array: NDArray, like: Any) -> Any:
-    """The array in the library of `like`, found by its array namespace or its package's `from_dlpack`."""
-    if hasattr(like, "__array_namespace__"):
-        library = like.__array_namespace__()
-    else:
-        library = sys.modules[type(like).__module__.partition(".")[0]]
-    if not hasattr(library, "from_dlpack"):
-        raise TypeError(f"{library.__name__} offers no from_dlpack to return results with; pass out=")
-    return library.from_dlpack(_Lender(array) if array.dtype == NUMPY[BF16] else array)
+def importer(like: Any) -> Any:
+    """The `from_dlpack` of an array's library: of its array namespace, or of the package its type comes from."""
+    try:
+        if hasattr(like, "__array_namespace__"):
+            return like.__array_namespace__().from_dlpack
+        return sys.modules[type(like).__module__.partition(".")[0]].from_dlpack
+    except Exception as error:  # whatever the library raises
+        raise TypeError(
+            f"the library of {type(like).__name__} must offer from_dlpack to return results with, or out= be passed;"
+            f" got {error!r}"
+        ) from error
+
+
+def lend(array: NDArray, from_dlpack: Any) -> Any:
+    """The array as one of the library that `from_dlpack` belongs to."""
+    return from_dlpack(_Lender(array) if array.dtype == NUMPY[BF16] else array)

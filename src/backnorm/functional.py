@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from . import dlpack
 from .arguments import to_bool, to_bool_array, to_int64, to_int_array
-from .arrays import Array, allocate, describe, describe_output, give_back
+from .arrays import Array, allocate, describe, describe_output, is_torch
 from .ops import OPS
 from .plan import make_plan
 from .products import PRODUCTS, Product, find_product
@@ -167,16 +168,22 @@ def _run(op: OpSpec, arguments: Mapping[str, Any], out: Sequence[Any] | None, pr
             values[param.name] = arrays[param.name].desc
 
     plan = make_plan(op, values, profile.name, ARRAYS)
+    give_back = _returner(arrays["input"].owner) if out is None else None
     wanted = [param.name for param in op.outputs if call.requests(param)]
     if out is None:
         arrays.update({name: allocate(values[name], arrays["input"]) for name in wanted})
     tensors = {name: arrays[name].view for name in (*plan.reads, *plan.writes)}
     plan.execute(tensors, np.empty(plan.workspace_bytes, np.uint8))
-    if out is None:
-        results = {name: give_back(arrays[name], arrays["input"]) for name in wanted}
-    else:
-        results = {name: arrays[name].owner for name in wanted}
+    results = {name: give_back(arrays[name]) if give_back else arrays[name].owner for name in wanted}
     return tuple(results.get(param.name) for param in op.outputs)
+
+
+def _returner(input: Any) -> Callable[[Array], Any]:
+    """How a result becomes an array of the library that input came from."""
+    if is_torch(input) or isinstance(input, (np.ndarray, np.generic)):
+        return lambda array: array.owner
+    from_dlpack = dlpack.importer(input)
+    return lambda array: dlpack.lend(array.owner, from_dlpack)
 
 
 def _default_output(param: Param, call: Call) -> TensorDesc:
@@ -197,6 +204,9 @@ def _given_outputs(op: OpSpec, out: Sequence[Any] | None) -> Sequence[Any]:
     if len(out) != len(op.outputs):
         words = ", ".join(param.array_name for param in op.outputs)
         raise AclnnError(INVALID, "out", f"{op.name}: out must have {len(op.outputs)} places ({words}); got {len(out)}")
+    given = [id(array) for array in out if array is not None]
+    if len(set(given)) < len(given):
+        raise AclnnError(INVALID, "out", f"{op.name}: out must have an array of its own in each place; got one twice")
     return out
 
 

@@ -14,10 +14,7 @@ from . import backends
 from .ops import OPS
 from .products import PRODUCTS
 from .spec import INVALID, Call, OpSpec, TensorDesc
-from .status import AclnnError
-
-#: Workspaces start on a cache line; so do the parts a tiling cuts them into.
-WORKSPACE_ALIGNMENT = 64
+from .status import AclnnError, Status
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,12 @@ def _make_plan(op_name: str, key: tuple[Any, ...], product: str, door: str) -> P
         with_elements = tuple(name for name in writes if call.values[name].numel)
         return Plan(op, (), with_elements, 0, None, backend)
     tiling = backends.find_tiling(op).tile(call, writes)
+    if tiling.workspace_bytes >= 2**63:
+        raise AclnnError(
+            Status.ACLNN_ERR_INNER_TILING_ERROR,
+            "workspaceSize",
+            f"workspaceSize must fit 63 bits; got a call that needs {tiling.workspace_bytes} bytes",
+        )
     return Plan(op, tuple(inputs), writes, tiling.workspace_bytes, tiling, backend)
 
 

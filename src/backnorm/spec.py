@@ -34,13 +34,16 @@ class TensorDesc(NamedTuple):
     strides: tuple[int, ...]
     format: int = Format.ND
     device: str = "cpu"
+    #: What the type is called where it comes from, for one without a number.
+    foreign_dtype: str = ""
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
 
-class Dead(NamedTuple):
+@dataclass(frozen=True)
+class Dead:
     """A handle that was destroyed, or never was one of the kind asked for."""
 
     handle: int
@@ -50,16 +53,25 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
-        step *= size
+        step = min(step * size, 2**63 - 1)  # what no memory holds needs no exact number
     return tuple(reversed(strides))
 
 
 def dense_strides(desc: TensorDesc) -> tuple[int, ...]:
-    """The strides of a new tensor in the memory format of this one: its own where they leave no gaps,
-    else packed in the order of their sizes, with expanded axes outermost."""
-    outermost_first = sorted(range(len(desc.shape)), key=lambda i: -(abs(desc.strides[i]) or math.inf))
+    """The strides of a new tensor in the memory format of this one, as torch.empty_like has it: its own where they
+    leave no gaps, else packed in their order, with expanded axes (stride 0) where they stand among their neighbours."""
+    innermost_first = list(reversed(range(len(desc.shape))))
+    for i in range(1, len(innermost_first)):
+        moving = i
+        for other in reversed(range(i)):
+            inner, outer = (abs(desc.strides[innermost_first[at]]) for at in (other, moving))
+            if inner > outer > 0:
+                innermost_first[other], innermost_first[moving] = innermost_first[moving], innermost_first[other]
+                moving = other
+            elif 0 < inner < outer:
+                break
     step, packed = 1, [0] * len(desc.shape)
-    for axis in reversed(outermost_first):
+    for axis in innermost_first:
         packed[axis] = step
         step *= desc.shape[axis]
     dense = all(n == 1 or have == want for n, have, want in zip(desc.shape, desc.strides, packed))
@@ -78,9 +90,10 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two different indices of the view name the same element; exact for any strides.
+    """Whether two different indices of the view name the same element.
 
-    Two indices collide when their difference d, with |d_i| < size_i and d != 0, has sum d_i * stride_i = 0.
+    Two indices collide when their difference d, with |d_i| < size_i and d != 0, has sum d_i * stride_i = 0. The search
+    is exact, but for strides so tangled that it gives up after 100,000 steps; those count as overlapping.
     """
     if 0 in shape:
         return False
@@ -90,23 +103,44 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
         reach.append(reach[-1] + stride * (size - 1))
     if all(stride > reach[i] for i, (stride, _) in enumerate(axes)):
         return False  # each axis steps over everything inside it: the usual, dense case
-    if math.prod(shape) > reach[-1] + 1:
-        return True  # more indices than elements
+    if math.prod(shape) > reach[-1] + 1 or axes[0][0] == 0:
+        return True  # more indices than elements, or an axis that does not move at all
+    steps = 0
 
     def meets(target: int, i: int, nonzero: bool) -> bool:
         """Whether the i narrowest axes can make `target`, with some d != 0 there or chosen before."""
-        if i == 0:
-            return target == 0 and nonzero
-        if target == 0 and nonzero:
+        nonlocal steps
+        steps += 1
+        if steps > 100_000 or (target == 0 and nonzero):
             return True
+        if i == 0:
+            return False
+        if i <= 2:
+            return _two_axes_meet(axes[:i], target)
         stride, size = axes[i - 1]
-        if stride == 0:
-            return meets(target, 0, True)  # sorted: every axis still to choose has stride 0
         lowest = max(-(size - 1), -((reach[i - 1] - target) // stride))
         highest = min(size - 1, (reach[i - 1] + target) // stride)
         return any(meets(target - d * stride, i - 1, nonzero or d != 0) for d in range(lowest, highest + 1))
 
     return meets(0, len(axes), False)
+
+
+def _two_axes_meet(axes: Sequence[tuple[int, int]], target: int) -> bool:
+    """Whether d0 * s0 + d1 * s1 = target for some d, not all zeros, with |d_i| < size_i; d1 = 0 for one axis."""
+    (s0, n0), (s1, n1) = axes[0], axes[1] if len(axes) > 1 else (1, 1)
+    g = math.gcd(s0, s1)
+    if target % g:
+        return False
+    # All solutions: d1 = first + k * (s0 / g) and d0 = (target - d1 * s1) / s0.
+    step = s0 // g
+    first = (target // g) * pow(s1 // g, -1, step) % step if step > 1 else 0
+    # |d1| < n1 and |d0| < n0, the latter as bounds on d1.
+    low = max(-(n1 - 1), -(((n0 - 1) * s0 - target) // s1))
+    high = min(n1 - 1, ((n0 - 1) * s0 + target) // s1)
+    d1 = low + (first - low) % step
+    if target == 0 and d1 == 0:
+        d1 += step  # d = 0 is no collision
+    return d1 <= high
 
 
 @dataclass(frozen=True)
@@ -258,7 +292,8 @@ class Call:
     op: OpSpec
     values: Mapping[str, Any]
     product: Product
-    support: Support | None = field(init=False)
+    #: How the product runs the operator; rules after the one that asks for it may take it for granted.
+    support: Any = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "support", self.product.operators.get(self.op.name))
@@ -293,10 +328,10 @@ class Call:
     def error(self, rule: Rule, door: str) -> AclnnError:
         """The sentence for a broken rule: parameter, expectation, what came, and the way out if there is one."""
         words = {p.name: p.array_name if door == ARRAYS else p.name for p in self.op.params}
-        function = self.op.name if door == ARRAYS else f"{self.op.c_name}GetWorkspaceSize"
+        function = f"{self.op.name}: " if door == ARRAYS else ""  # the runtime puts its own name before a message
         expected = f" ({rule.expected(self)})" if rule.expected else ""
         parameter = words.get(rule.parameter, rule.parameter)
-        sentence = f"{function}: {parameter} must {rule.must.format_map(words)}{expected}; got {rule.got(self)}"
+        sentence = f"{function}{parameter} must {rule.must.format_map(words)}{expected}; got {rule.got(self)}"
         allowed = [p.name for p in PRODUCTS.values() if Call(self.op, self.values, p).first_broken() is None]
         if allowed:
             how = "pass product=" if door == ARRAYS else "see BACKNORM_SOC"
@@ -387,19 +422,15 @@ def _on_tensor(
 
 
 def _dtype_text(desc: TensorDesc) -> str:
-    return dtype_name(desc.dtype)
+    return desc.foreign_dtype or dtype_name(desc.dtype)
 
 
 def dtype_supported(name: str) -> Rule:
-    def allowed(c: Call) -> tuple[DataType, ...]:
-        assert c.support is not None
-        return c.support.dtypes
-
     return _on_tensor(
-        name, "have a supported data type", lambda c, t: t.dtype in allowed(c), _dtype_text,
+        name, "have a supported data type", lambda c, t: t.dtype in c.support.dtypes, _dtype_text,
         {"dtype": DataType.INT32}, {"dtype": DataType.DOUBLE},
         Witness({name: {"dtype": BF16}}, only_without_bfloat16),
-        expected=lambda c: listing([dtype_name(d) for d in allowed(c)]),
+        expected=lambda c: listing([dtype_name(d) for d in c.support.dtypes]),
     )  # fmt: skip
 
 

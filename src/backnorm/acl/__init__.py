@@ -17,7 +17,21 @@ from ..spec import INVALID, NULLPTR, TensorDesc, contiguous_strides
 from ..status import Status
 from . import rt
 from .constants import *  # noqa: F403
-from .entry import BoolList, Handle, Int32, Int64, IntList, Size, Text, handle_call, status_call, value_call
+from .entry import (
+    Bits16,
+    BoolList,
+    Float,
+    Handle,
+    Int32,
+    Int64,
+    IntList,
+    Size,
+    Text,
+    handle_call,
+    pure_call,
+    status_call,
+    value_call,
+)
 from .messages import AclFailure, take_messages
 from .runtime import kind_name, runtime
 from .tensors import BoolArray, Executor, IntArray, Tensor
@@ -36,10 +50,11 @@ def init(path: Text = None) -> None:
     """Start the runtime. A configuration file must be JSON; nothing in it applies here."""
     if path is not None:
         try:
+            if not os.path.isfile(path) or os.path.getsize(path) > 1 << 20:
+                raise ValueError("no file of at most 1 MiB")
             with open(path, encoding="utf-8") as file:
-                text = file.read()
-            json.loads(text or "{}")
-        except (OSError, ValueError) as error:
+                json.loads(file.read() or "{}")
+        except (OSError, ValueError, RecursionError) as error:
             raise AclFailure(
                 Status.ACL_ERROR_INVALID_PARAM, f"path must name a JSON file or be null; got {path!r}: {error}"
             ) from None
@@ -211,18 +226,22 @@ def destroy_acl_op_executor(executor: Handle) -> None:
 
 def _set_addr(executor: int | None, index: int, tensor: int | None, addr: int | None, outputs: bool | None) -> None:
     """Move one tensor of an executor; `index` counts the tensor parameters of the kind, absent ones too."""
-    plan = _live(executor, Executor)
-    moved = _live(tensor, Tensor)
-    names = [
-        param.name
-        for param in plan.plan.op.params
-        if param.kind == "tensor" and (outputs is None or outputs == (param.requested is not None))
-    ]
-    if index >= len(names):
-        raise AclFailure(INVALID, f"index must be from 0 to {len(names) - 1}; got {index}")
-    if names[index] not in plan.tensors:
-        raise AclFailure(INVALID, f"index must name a tensor the executor has; got {index}, the absent {names[index]}")
-    moved.address = plan.addresses[names[index]] = addr or 0
+    with runtime.lock:
+        found = _live(executor, Executor)
+        moved = _live(tensor, Tensor)
+        names = [
+            param.name
+            for param in found.plan.op.params
+            if param.kind == "tensor" and (outputs is None or outputs == (param.requested is not None))
+        ]
+        if index >= len(names):
+            raise AclFailure(INVALID, f"index must be from 0 to {len(names) - 1}; got {index}")
+        name = names[index]
+        if name not in found.tensors:
+            raise AclFailure(INVALID, f"index must name a tensor the executor has; got {index}, the absent {name}")
+        if moved.desc != found.tensors[name].desc or moved.offset != found.tensors[name].offset:
+            raise AclFailure(INVALID, f"tensor must be like the {name} the executor was planned for; got another")
+        moved.address = found.addresses[name] = addr or 0
 
 
 @status_call
@@ -244,17 +263,20 @@ def set_output_tensor_addr(executor: Handle, index: Size, tensor: Handle, addr: 
 # --- pure functions ---------------------------------------------------------------------------------------------------
 
 
-def data_type_size(data_type: int) -> int:
+@pure_call
+def data_type_size(data_type: Int32) -> int:
     """Bytes of an element; 0 for a type without a fixed size."""
     return NUMPY[data_type].itemsize if data_type in NUMPY else 0
 
 
-def float16_to_float(value: int) -> float:
+@pure_call
+def float16_to_float(value: Bits16) -> float:
     """The float behind the 16 bits of a half."""
     return float(np.uint16(value).view(np.float16))
 
 
-def float_to_float16(value: float) -> int:
+@pure_call
+def float_to_float16(value: Float) -> int:
     """The 16 bits of the nearest half."""
     with np.errstate(over="ignore"):
         return int(np.float16(value).view(np.uint16))

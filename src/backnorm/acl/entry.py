@@ -10,9 +10,19 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
-from ..arguments import to_bool_array, to_handle, to_int32, to_int64, to_int_array, to_text, to_uint64
+from ..arguments import (
+    Integer,
+    to_bool_array,
+    to_float,
+    to_handle,
+    to_int32,
+    to_int64,
+    to_int_array,
+    to_text,
+    to_uint64,
+)
 from ..status import Status
 from .messages import AclFailure, add_message
 from .runtime import runtime
@@ -29,6 +39,8 @@ Handle = Annotated[int | None, to_handle]  # an address or a handle; None and 0 
 IntList = Annotated[Sequence[int] | None, to_int_array]
 BoolList = Annotated[Sequence[bool] | None, to_bool_array]
 Text = Annotated[str | None, to_text]
+Bits16 = Annotated[int, Integer(0, 2**16 - 1)]
+Float = Annotated[float, to_float]
 
 
 class Converter:
@@ -55,6 +67,12 @@ def _converter(fn: Callable[..., Any]) -> Converter:
     params = inspect.signature(fn, eval_str=True).parameters.values()
     plain = inspect.Signature([param.replace(annotation=param.empty) for param in params])
     return Converter(fn.__name__, plain, [param.annotation.__metadata__[0] for param in params])
+
+
+def _with_signature(call: T, convert: Converter) -> T:
+    """Show the plain signature in help(): the inner function's annotations are not what a caller gets."""
+    cast(Any, call).__signature__ = convert.signature
+    return call
 
 
 def _c_name(fn: Callable[..., Any]) -> str:
@@ -92,7 +110,7 @@ def status_call(fn: Any = None, *, before_init: bool = False) -> Any:
     def call(*args: Any, **kwargs: Any) -> int:
         return attempt(name, fn, convert(args, kwargs), None, before_init)[1]
 
-    return call
+    return _with_signature(call, convert)
 
 
 def value_call(*failed: Any, before_init: bool = False) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
@@ -103,10 +121,11 @@ def value_call(*failed: Any, before_init: bool = False) -> Callable[[Callable[P,
 
         @functools.wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            values, ret = attempt(name, fn, convert(args, kwargs), failed, before_init)
+            nothing = tuple(list(value) if isinstance(value, list) else value for value in failed)  # new lists
+            values, ret = attempt(name, fn, convert(args, kwargs), nothing, before_init)
             return (*(values if isinstance(values, tuple) else (values,)), ret)
 
-        return call
+        return _with_signature(call, convert)
 
     return decorate
 
@@ -119,4 +138,15 @@ def handle_call(fn: Callable[P, int]) -> Callable[P, int]:
     def call(*args: P.args, **kwargs: P.kwargs) -> int:
         return attempt(name, fn, convert(args, kwargs), 0, False)[0]
 
-    return call
+    return _with_signature(call, convert)
+
+
+def pure_call(fn: Callable[P, T]) -> Callable[P, T]:
+    """`value = fn(...)`: no status, no need of aclInit."""
+    convert = _converter(fn)
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return cast(Callable[..., T], fn)(*convert(args, kwargs))
+
+    return _with_signature(call, convert)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import os
+import sys
 from collections import deque
 from typing import Any
 
@@ -12,109 +14,160 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64
+#: Bytes before and after every block that belong to it and to no caller: what lands there has left its allocation.
+_GUARD = 64
 #: Freed blocks are kept for a while, so that a stale address is told from a new allocation at the same place.
 _QUARANTINE_BYTES = 64 << 20
 _QUARANTINE_BLOCKS = 1024
 
 
 class BadAddress(Exception):
-    """An address range that is not wholly inside one live allocation; the text says why."""
+    """An address range that may not be touched; the text says why."""
 
 
 class Allocation:
     """A block of memory at a real address."""
 
     def __init__(self, size: int, space: str) -> None:
-        block = np.empty(size + ALIGNMENT, np.uint8)
-        start = -block.ctypes.data % ALIGNMENT
+        block = np.empty(size + ALIGNMENT + 2 * _GUARD, np.uint8)
+        start = _GUARD + -(block.ctypes.data + _GUARD) % ALIGNMENT
         self.bytes: npt.NDArray[np.uint8] = block[start : start + size]
         self.address: int = self.bytes.ctypes.data
         self.size = size
         self.space = space  # device or host
         self.live = True
 
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
     def view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Any:
         """A NumPy view whose element at index 0 lies at `address`; strides count elements."""
-        byte_strides = [stride * dtype.itemsize for stride in strides]
-        return np.ndarray(shape, dtype, self.bytes.data, address - self.address, byte_strides)
+        byte_strides = [stride * dtype.itemsize if size > 1 else 0 for size, stride in zip(shape, strides)]
+        try:
+            return np.ndarray(shape, dtype, self.bytes.data, address - self.address, byte_strides)
+        except ValueError as error:
+            raise BadAddress(f"its shape is beyond what can be computed: {error}") from None
+
+
+class _Blocks:
+    """Blocks by address; live and freed ones never share memory, so each range finds at most its own."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[int, Allocation] = {}
+        self._sorted: list[int] = []
+
+    def add(self, block: Allocation) -> None:
+        self.by_address[block.address] = block
+        bisect.insort(self._sorted, block.address)
+
+    def remove(self, block: Allocation) -> None:
+        del self.by_address[block.address]
+        del self._sorted[bisect.bisect_left(self._sorted, block.address)]
+
+    def meeting(self, low: int, high: int, guard: int = 0) -> Allocation | None:
+        """A block that shares a byte with [low, high), its guards counted in."""
+        index = bisect.bisect_left(self._sorted, high + guard) - 1
+        if index < 0:
+            return None
+        block = self.by_address[self._sorted[index]]
+        return block if low < block.end + guard else None
 
 
 class Memory:
-    """The allocations of the process, by address."""
+    """The allocations of the process."""
 
     def __init__(self) -> None:
-        self._addresses: list[int] = []
-        self._live: dict[int, Allocation] = {}
-        self._freed: deque[Allocation] = deque()
-        self._freed_bytes = 0
-        self.used = 0
+        self._live, self._freed = _Blocks(), _Blocks()
+        self._quarantine: deque[Allocation] = deque()
+        self._quarantine_bytes = 0
+        self.used = {"device": 0, "host": 0}
         self.total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     @property
     def live(self) -> list[Allocation]:
-        return list(self._live.values())
+        return list(self._live.by_address.values())
 
     def allocate(self, size: int, space: str) -> Allocation:
         """A new block, or a MemoryError."""
-        if size > self.total - self.used:
+        if size > self.total - self.used[space]:
             raise MemoryError
         block = Allocation(size, space)
-        self._live[block.address] = block
-        bisect.insort(self._addresses, block.address)
-        self.used += size
+        self._live.add(block)
+        self.used[space] += size
         return block
 
     def free(self, address: int, space: str) -> Allocation:
         """End the block that starts at the address, or raise BadAddress."""
-        block = self._live.get(address)
+        block = self._live.by_address.get(address)
         if block is None or block.space != space:
             raise BadAddress(self._why_not(address, space))
-        del self._live[address]
-        del self._addresses[bisect.bisect_left(self._addresses, address)]
+        self._live.remove(block)
+        self.used[space] -= block.size
         block.live = False
-        self.used -= block.size
-        self._freed.append(block)
-        self._freed_bytes += block.size
-        while self._freed and (len(self._freed) > _QUARANTINE_BLOCKS or self._freed_bytes > _QUARANTINE_BYTES):
-            self._freed_bytes -= self._freed.popleft().size
+        self._freed.add(block)
+        self._quarantine.append(block)
+        self._quarantine_bytes += block.size
+        while len(self._quarantine) > 1 and (
+            len(self._quarantine) > _QUARANTINE_BLOCKS or self._quarantine_bytes > _QUARANTINE_BYTES
+        ):
+            oldest = self._quarantine.popleft()
+            self._freed.remove(oldest)
+            self._quarantine_bytes -= oldest.size
         return block
-
-    def find(self, address: int) -> Allocation | None:
-        """The live block an address lies in."""
-        index = bisect.bisect_right(self._addresses, address) - 1
-        if index < 0:
-            return None
-        block = self._live[self._addresses[index]]
-        return block if address < block.address + block.size else None
 
     def locate(self, low: int, high: int, space: str) -> Allocation:
         """The live block of the space that holds the bytes from low to just before high, or BadAddress."""
-        block = self.find(low)
+        block = self._live.meeting(low, low + 1)
         if block is None or block.space != space:
             raise BadAddress(self._why_not(low, space))
-        if high > block.address + block.size:
-            past = high - block.address - block.size
-            raise BadAddress(
-                f"{low:#x} to {high:#x} reaches {past} bytes past its allocation"
-                f" of {block.size} bytes at {block.address:#x}"
-            )
+        check_inside(block, low, high)
         return block
 
+    def find_host(self, low: int, high: int) -> Allocation | None:
+        """The host block that holds a range, None for memory that is not ours; BadAddress where it is partly ours."""
+        live = self._live.meeting(low, high, _GUARD)
+        if live is None and self._freed.meeting(low, high, _GUARD) is None:
+            return None
+        return self.locate(low, high, "host")
+
+    def space_of(self, address: int) -> str:
+        block = self._live.meeting(address, address + 1)
+        return block.space if block else "host"
+
     def _why_not(self, address: int, space: str) -> str:
-        block = self.find(address)
+        block = self._live.meeting(address, address + 1)
         if block is not None and block.space != space:
             return f"{address:#x} is {block.space} memory, not {space} memory"
         if block is not None:
             return f"{address:#x} lies {address - block.address} bytes inside the allocation at {block.address:#x}"
-        for freed in self._freed:
-            if freed.address <= address < freed.address + freed.size:
-                return f"{address:#x} was freed before"
+        if self._freed.meeting(address, address + 1) is not None:
+            return f"{address:#x} was freed before"
         return f"{address:#x} is in no {space} allocation"
 
+
+def check_inside(block: Allocation, low: int, high: int) -> None:
+    """Raise BadAddress where a range leaves the block."""
+    if low < block.address:
+        raise BadAddress(
+            f"{low:#x} to {high:#x} starts {block.address - low} bytes before its allocation at {block.address:#x}"
+        )
+    if high > block.end:
+        raise BadAddress(
+            f"{low:#x} to {high:#x} reaches {high - block.end} bytes past its allocation"
+            f" of {block.size} bytes at {block.address:#x}"
+        )
+
+
+# --- memory of the process that is not ours -------------------------------------------------------------------------
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MS_ASYNC = 1
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def is_mapped(address: int, size: int) -> bool:
@@ -122,5 +175,52 @@ def is_mapped(address: int, size: int) -> bool:
     first = address // _PAGE * _PAGE
     if address + size > 2**63:
         return False
-    msync = _libc.msync
-    return bool(msync(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), _MS_ASYNC) == 0)
+    return bool(_libc.msync(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), _MS_ASYNC) == 0)
+
+
+def _permits(low: int, high: int, right: str) -> bool:
+    """Whether every page of a range may be read or written, so that a copy is made wholly or not at all."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            bounds, rights = line.split(maxsplit=2)[:2]
+            start, end = (int(bound, 16) for bound in bounds.split("-"))
+            if start <= low < end:
+                if right not in rights:
+                    return False
+                low = end
+                if low >= high:
+                    return True
+    return False
+
+
+def _transfer(function: str, ours: int, foreign: int, count: int) -> None:
+    """Let the kernel move bytes between memory of ours and foreign memory: a bad page is an error, not a signal."""
+    writing = function == "process_vm_writev"
+    if not _permits(foreign, foreign + count, "w" if writing else "r"):
+        raise BadAddress(f"host memory at {foreign:#x} cannot be {'written' if writing else 'read'}")
+    moved = 0
+    while moved < count:
+        left = count - moved
+        local, remote = _Range(ours + moved, left), _Range(foreign + moved, left)
+        done = getattr(_libc, function)(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        if done < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):  # forbidden in some sandboxes
+            dst, src = (foreign, ours) if writing else (ours, foreign)
+            ctypes.memmove(dst, src, count)
+            return
+        if done <= 0:
+            raise BadAddress(f"host memory at {foreign + moved:#x} cannot be {'written' if writing else 'read'}")
+        moved += done
+
+
+def copy_bytes(dst: int, src: int, count: int, dst_is_ours: bool, src_is_ours: bool) -> None:
+    """memmove that survives foreign memory which is gone, or may not be read or written."""
+    if sys.platform != "linux" or (dst_is_ours and src_is_ours):
+        ctypes.memmove(dst, src, count)
+    elif dst_is_ours:
+        _transfer("process_vm_readv", dst, src, count)
+    elif src_is_ours:
+        _transfer("process_vm_writev", src, dst, count)
+    else:
+        bounce = np.empty(count, np.uint8)
+        _transfer("process_vm_readv", bounce.ctypes.data, src, count)
+        _transfer("process_vm_writev", bounce.ctypes.data, dst, count)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 from ..status import Status
 from . import constants
 from .entry import Handle, Int32, Int64, Size, status_call, value_call
-from .memory import Allocation, BadAddress, is_mapped
+from .memory import Allocation, BadAddress, copy_bytes, is_mapped
 from .messages import AclFailure
 from .runtime import DEVICE_COUNT, Context, runtime
 from .streams import Event, Stream, Task
@@ -64,12 +63,9 @@ def reset_device(device_id: Int32) -> None:
     with runtime.lock:
         runtime.device_uses[device_id] = max(0, runtime.device_uses[device_id] - 1)
         streams = [stream for stream in runtime.streams() if stream.context.device == device_id]
-        context = runtime.default_contexts.pop(device_id, None) if not runtime.device_uses[device_id] else None
-    try:
-        runtime.synchronize(streams)
-    finally:
-        if context is not None:
-            runtime.end_context(context)
+        if not runtime.device_uses[device_id] and device_id in runtime.default_contexts:
+            runtime.end_context(runtime.default_contexts.pop(device_id))
+    runtime.synchronize(streams)
 
 
 @value_call(0)
@@ -91,7 +87,7 @@ def get_run_mode() -> int:
 def get_mem_info(attr: Int32) -> tuple[int, int]:
     """(free, total) bytes of device memory, whatever the kind of memory asked for."""
     runtime.current_context()
-    return runtime.memory.total - runtime.memory.used, runtime.memory.total
+    return runtime.memory.total - runtime.memory.used["device"], runtime.memory.total
 
 
 @value_call(0, 0, 0, before_init=True)
@@ -129,7 +125,9 @@ def destroy_context(context: Handle) -> None:
         found = runtime.require(context or 0, Context)
         if found in runtime.default_contexts.values():
             raise AclFailure(INVALID_PARAM, f"context {context:#x} is a device's default; aclrtResetDevice ends it")
-    runtime.end_context(found)
+        streams = [stream for stream in runtime.streams() if stream.context is found]
+        runtime.end_context(found)
+    runtime.synchronize(streams)
 
 
 @status_call
@@ -282,7 +280,7 @@ def _allocate(size: int, space: str) -> int:
         try:
             address = runtime.memory.allocate(size, space).address
         except (MemoryError, ValueError, OverflowError):
-            left = runtime.memory.total - runtime.memory.used
+            left = runtime.memory.total - runtime.memory.used[space]
             raise AclFailure(
                 Status.ACL_ERROR_RT_MEMORY_ALLOCATION, f"size must fit the {left} bytes left; got {size}"
             ) from None
@@ -291,12 +289,13 @@ def _allocate(size: int, space: str) -> int:
 
 
 def _free(address: int | None, space: str) -> None:
+    word = "devPtr" if space == "device" else "hostPtr"
     if not address:
-        raise _null("devPtr" if space == "device" else "hostPtr")
+        raise _null(word)
     try:
         runtime.release(address, space)
     except BadAddress as reason:
-        raise AclFailure(RT_INVALID, f"only the start of a live {space} allocation can be freed: {reason}") from None
+        raise AclFailure(RT_INVALID, f"{word} must be the start of a live {space} allocation: {reason}") from None
 
 
 @value_call(0)
@@ -326,26 +325,27 @@ def free_host(host_ptr: Handle) -> None:
 def _side(word: str, address: int, count: int, space: str | None) -> Allocation | None:
     """Check one side of a copy; the block it lies in, None for host memory that is not ours.
 
-    `space` None takes what the address says. Host memory of ours is held to its bounds like the device's,
-    other host memory to what the process has mapped.
+    `space` None takes what the address says. Host memory of ours is held to its bounds like the device's;
+    other host memory must be mapped, and must not run into ours.
     """
-    block = runtime.memory.find(address)
-    if space is None:
-        space = block.space if block else "host"
+    space = space or runtime.memory.space_of(address)
     try:
-        if space == "device" or block is not None:
+        if space == "device":
             return runtime.memory.locate(address, address + count, space)
+        block = runtime.memory.find_host(address, address + count)
     except BadAddress as reason:
         raise AclFailure(RT_INVALID, f"{word} must lie inside one live {space} allocation: {reason}") from None
-    if not is_mapped(address, count):
+    if block is None and not is_mapped(address, count):
         raise AclFailure(RT_INVALID, f"{word} must be memory of this process; got {address:#x} for {count} bytes")
-    return None
+    return block
 
 
-def _check_copy(
-    dst: int | None, dest_max: int, src: int | None, count: int, kind: int
-) -> tuple[Callable[[], None], tuple[Allocation, ...]]:
-    """What a copy does, and the memory of ours it uses; every mistake is found before anything moves."""
+Work = tuple[Callable[[], None], tuple[Allocation, ...]]
+"""What a copy or fill does, and the memory of ours it uses."""
+
+
+def _check_copy(dst: int | None, dest_max: int, src: int | None, count: int, kind: int) -> Work:
+    """Every mistake but a page that may not be touched is found here, before anything moves."""
     runtime.current_context()
     if kind not in _SPACES:
         raise AclFailure(INVALID_PARAM, f"kind must be from 0 to 5; got {kind}")
@@ -356,35 +356,33 @@ def _check_copy(
     if count > dest_max:
         raise AclFailure(RT_INVALID, f"count must not exceed destMax ({dest_max}); got {count}")
     from_space, to_space = _SPACES[kind]
-    with runtime.lock:
-        sides = {dst: _side("dst", dst, count, to_space), src: _side("src", src, count, from_space)}
+    to, source = _side("dst", dst, count, to_space), _side("src", src, count, from_space)
 
     def move() -> None:
-        for address, block in sides.items():
-            if block is None and not is_mapped(address, count):  # host memory may have gone since it was queued
-                raise BadAddress(f"host memory at {address:#x} is gone")
-        ctypes.memmove(dst, src, count)
+        copy_bytes(dst, src, count, to is not None, source is not None)
 
-    return move, tuple(block for block in sides.values() if block)
+    return move, tuple(block for block in (to, source) if block)
 
 
 @status_call
 def memcpy(dst: Handle, dest_max: Size, src: Handle, count: Size, kind: Int32) -> None:
     """Copy now; does not wait for any stream."""
-    move, _ = _check_copy(dst, dest_max, src, count, kind)
-    move()
+    with runtime.lock:
+        move, _ = _check_copy(dst, dest_max, src, count, kind)
+    try:
+        move()
+    except BadAddress as reason:
+        raise AclFailure(RT_INVALID, f"dst and src must be memory that can be touched: {reason}") from None
 
 
 @status_call
 def memcpy_async(dst: Handle, dest_max: Size, src: Handle, count: Size, kind: Int32, stream: Handle) -> None:
-    found = runtime.stream(stream or 0)
-    move, blocks = _check_copy(dst, dest_max, src, count, kind)
-    found.submit(Task("aclrtMemcpyAsync", move, blocks))
+    with runtime.lock:  # held until it is queued: a free in between would go unnoticed
+        found = runtime.stream(stream or 0)
+        found.submit(Task("aclrtMemcpyAsync", *_check_copy(dst, dest_max, src, count, kind)))
 
 
-def _check_fill(
-    dev_ptr: int | None, max_count: int, value: int, count: int
-) -> tuple[Callable[[], None], tuple[Allocation, ...]]:
+def _check_fill(dev_ptr: int | None, max_count: int, value: int, count: int) -> Work:
     runtime.current_context()
     if not dev_ptr:
         raise _null("devPtr")
@@ -392,8 +390,7 @@ def _check_fill(
         raise AclFailure(RT_INVALID, f"count must not exceed maxCount ({max_count}); got {count}")
     if count == 0:
         return (lambda: None), ()
-    with runtime.lock:
-        block = _side("devPtr", dev_ptr, count, "device")
+    block = _side("devPtr", dev_ptr, count, "device")
     assert block is not None
     start = dev_ptr - block.address
 
@@ -405,15 +402,16 @@ def _check_fill(
 
 @status_call
 def memset(dev_ptr: Handle, max_count: Size, value: Int32, count: Size) -> None:
-    fill, _ = _check_fill(dev_ptr, max_count, value, count)
+    with runtime.lock:
+        fill, _ = _check_fill(dev_ptr, max_count, value, count)
     fill()
 
 
 @status_call
 def memset_async(dev_ptr: Handle, max_count: Size, value: Int32, count: Size, stream: Handle) -> None:
-    found = runtime.stream(stream or 0)
-    fill, blocks = _check_fill(dev_ptr, max_count, value, count)
-    found.submit(Task("aclrtMemsetAsync", fill, blocks))
+    with runtime.lock:
+        found = runtime.stream(stream or 0)
+        found.submit(Task("aclrtMemsetAsync", *_check_fill(dev_ptr, max_count, value, count)))
 
 
 # --- system parameters ------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,9 +44,15 @@ class Runtime:
     """One a process. `lock` guards every table; queued work never holds it."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
         self._next_handle = itertools.count(0x10000, 0x10)  # never restarted: a handle's value is never reused
-        self._soc: str | None = None
+        self._newest_handle = 0
+        self.start_over()
+
+    def start_over(self) -> None:
+        """As in a new process; a forked child has none of the streams' threads, and must call aclInit itself."""
+        self.lock = threading.RLock()
+        self._chosen_soc: str | None = None  # by set_soc; stronger than the environment's
+        self._environment_soc: str | None = None  # as the last aclInit read it
         self._thread = _Thread()
         self.state = "new"  # new, ready or finalized
         self._clear()
@@ -60,8 +65,6 @@ class Runtime:
         self.default_contexts: dict[int, Context] = {}
         self.contexts: list[Context] = []
         self._aclnn_state = "new"
-        #: The newest executors that ran, to tell a reused one from a handle that never was.
-        self.used_executors: deque[int] = deque(maxlen=1024)
         self._created: dict[int, str] = {}
 
     # --- init and finalize ---
@@ -75,9 +78,9 @@ class Runtime:
                     Status.ACL_ERROR_FEATURE_UNSUPPORTED,
                     f"BACKNORM_DEVICE must be cpu, the one device of this version; got {device!r}",
                 )
-            if self._soc is None and soc:
+            if soc and self._chosen_soc is None:
                 _require_product("BACKNORM_SOC", soc)
-                self._soc = soc
+            self._environment_soc = soc
             self._clear()
             self.state = "ready"
 
@@ -86,7 +89,8 @@ class Runtime:
             if self.state == "finalized":
                 raise AclFailure(Status.ACL_ERROR_REPEAT_FINALIZE, "the runtime was finalized already")
             self.require_init()
-            streams = list(self.streams())
+            self.state = "finalized"
+            streams = self.streams()
         for stream in streams:
             stream.close()
         with self.lock:
@@ -94,7 +98,6 @@ class Runtime:
             for context in self.contexts:
                 context.alive = False
             self._clear()
-            self.state = "finalized"
 
     def initialize_aclnn(self) -> None:
         if self._aclnn_state == "ready":
@@ -114,12 +117,12 @@ class Runtime:
 
     @property
     def soc(self) -> str:
-        return self._soc or DEFAULT_PRODUCT
+        return self._chosen_soc or self._environment_soc or DEFAULT_PRODUCT
 
     @soc.setter
     def soc(self, name: str) -> None:
         _require_product("name", name)
-        self._soc = name
+        self._chosen_soc = name
 
     @property
     def product(self) -> Product:
@@ -129,9 +132,10 @@ class Runtime:
 
     # --- handles ---
 
-    def register(self, thing: Any) -> int:
+    def register(self, thing: Any, mark: int = 0) -> int:
+        """A new handle for an object; its last digit is `mark`, so that a dead one still tells what it was."""
         with self.lock:
-            handle = next(self._next_handle)
+            handle = self._newest_handle = next(self._next_handle) + mark
             self.objects[handle] = thing
             self.trace(handle)
             return handle
@@ -152,6 +156,10 @@ class Runtime:
                 f"{word} must be a live {word}; got {handle:#x}, a destroyed or foreign handle",
             )
         return thing
+
+    def was_made(self, handle: int, mark: int) -> bool:
+        """Whether a handle with this mark was given out, dead or alive."""
+        return handle % 0x10 == mark and 0x10000 <= handle <= self._newest_handle
 
     def drop(self, handle: int) -> None:
         with self.lock:
@@ -179,20 +187,18 @@ class Runtime:
         return context
 
     def end_context(self, context: Context) -> None:
-        """Wait for the context's work and end it; its streams stay, of no use but to be destroyed."""
-        self.drop(context.handle)
-        context.alive = False
-        streams = [stream for stream in self.streams() if stream.context is context]
-        try:
-            self.synchronize(streams)
-        finally:
-            context.default_stream.close()
+        """Let a context go; its streams stay, of no use but to be waited for and destroyed."""
+        with self.lock:
+            self.drop(context.handle)
             self.contexts.remove(context)
+            context.alive = False
+            context.default_stream.close(wait=False)
 
-    def streams(self) -> Iterator[Stream]:
+    def streams(self) -> list[Stream]:
         """Every stream, the contexts' default ones included."""
-        yield from (thing for thing in self.objects.values() if isinstance(thing, Stream))
-        yield from (context.default_stream for context in self.contexts)
+        with self.lock:
+            made = [thing for thing in self.objects.values() if isinstance(thing, Stream)]
+            return made + [context.default_stream for context in self.contexts]
 
     def stream(self, handle: int) -> Stream:
         """The stream of a handle in the current context; null is the default stream."""
@@ -212,7 +218,11 @@ class Runtime:
         for stream in streams:
             number = stream.queued
             if not stream.wait(number, seconds):
-                raise AclFailure(Status.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "the stream's work did not end in time")
+                left, limit = number - stream.finished, 1000 * (seconds or 0)
+                raise AclFailure(
+                    Status.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
+                    f"timeout must be long enough for the stream's work; got {limit:g} ms, and {left} tasks are left",
+                )
             stream.mark_synchronized(number)
             faults += stream.take_faults()
         if faults:
@@ -242,6 +252,14 @@ class Runtime:
                 self._created[key] = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
 
     def _report_leaks(self, streams: list[Stream]) -> None:
+        report = self._leaks(streams)
+        try:
+            if report and sys.stderr is not None:
+                print("\n".join(report), file=sys.stderr)
+        except (OSError, ValueError):
+            pass  # a closed stderr is no reason not to end
+
+    def _leaks(self, streams: list[Stream]) -> list[str]:
         leaks = [
             (kind_name(type(thing)), handle)
             for handle, thing in self.objects.items()
@@ -251,17 +269,15 @@ class Runtime:
         lines = [f"{word} {handle:#x}{self._where(handle)}" for word, handle in leaks]
         lines += [f"{b.space} memory {b.address:#x}, {b.size} bytes{self._where(b.address)}" for b in blocks]
         faults = [fault for stream in streams for fault in stream.take_faults()]
-        for fault in faults:
-            print(f"backnorm: aclFinalize: a failure no synchronize has seen: {fault}", file=sys.stderr)
+        report = [f"backnorm: aclFinalize: a failure no synchronize has seen: {fault}" for fault in faults]
         if lines:
             counts = Counter(word for word, _ in leaks) + Counter(f"{b.space} allocation" for b in blocks)
             summary = ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
             hint = "" if self._created else " (BACKNORM_TRACE=1 shows where they were made)"
-            print(f"backnorm: aclFinalize: not released: {summary}{hint}", file=sys.stderr)
-            for line in lines[:50]:
-                print(f"  {line}", file=sys.stderr)
-            if len(lines) > 50:
-                print(f"  and {len(lines) - 50} more", file=sys.stderr)
+            report.append(f"backnorm: aclFinalize: not released: {summary}{hint}")
+            report += [f"  {line}" for line in lines[:50]]
+            report += [f"  and {len(lines) - 50} more"] if len(lines) > 50 else []
+        return report
 
     def _where(self, key: int) -> str:
         return f", made at {self._created[key]}" if key in self._created else ""
@@ -281,3 +297,4 @@ def _require_product(what: str, name: str) -> None:
 
 
 runtime = Runtime()
+os.register_at_fork(after_in_child=runtime.start_over)

@@ -57,12 +57,13 @@ class Stream:
         with self._changed:
             if self._closed:
                 raise AclFailure(Status.ACL_ERROR_RT_INVALID_HANDLE, "the stream was destroyed")
+            if self._worker is None:
+                worker = threading.Thread(target=self._work, name="backnorm-stream", daemon=True)
+                worker.start()  # may fail; nothing is queued then
+                self._worker = worker
             self.queued += 1
             task.stream, task.number = self, self.queued
             self._unsynchronized.append(task)
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="backnorm-stream", daemon=True)
-                self._worker.start()
             self._queue.put(task)
         return task
 
@@ -100,28 +101,29 @@ class Stream:
 
     def mark_synchronized(self, number: int) -> None:
         """The caller has seen everything up to task `number` end, and so what those tasks came after."""
-        seen = []
-        with self._changed:
-            while self._unsynchronized and self._unsynchronized[0].number <= number:
-                seen.append(self._unsynchronized.popleft())
-        for task in seen:
-            if task.after is not None:
-                task.after.stream.mark_synchronized(task.after.number)
+        points = [(self, number)]
+        while points:
+            stream, number = points.pop()
+            with stream._changed:
+                while stream._unsynchronized and stream._unsynchronized[0].number <= number:
+                    after = stream._unsynchronized.popleft().after
+                    if after is not None:
+                        points.append((after.stream, after.number))
 
     def users_of(self, block: Allocation) -> list[str]:
         """The names of the unsynchronized tasks that use a block."""
         with self._changed:
             return [task.name for task in self._unsynchronized if block in task.uses]
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Take no more work, and end the worker once what is queued is done."""
         with self._changed:
+            worker = None if self._closed else self._worker
             self._closed = True
-            worker = self._worker
             if worker is not None:
                 self._queue.put(None)
-        if worker is not None:
-            worker.join()
+        if wait:
+            self.wait(self.queued, None)
 
 
 class Event:

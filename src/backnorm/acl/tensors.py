@@ -9,7 +9,7 @@ from typing import Any
 from ..datatypes import NUMPY
 from ..plan import Plan
 from ..spec import Shape, TensorDesc, span
-from .memory import Allocation, BadAddress, Memory
+from .memory import Allocation, BadAddress, Memory, check_inside
 
 
 @dataclass(eq=False)
@@ -21,15 +21,17 @@ class Tensor:
     storage_shape: Shape
     address: int
 
-    def locate(self, memory: Memory, address: int) -> tuple[Allocation, Any]:
-        """The allocation that holds the whole view at `address`, and the view as a NumPy array."""
+    def locate(self, memory: Memory, address: int) -> tuple[Allocation, range, Any]:
+        """Where the view at `address` lies, as allocation and bytes, and the view as a NumPy array."""
+        if address == 0:
+            raise BadAddress("its data is null")
+        block = memory.locate(address, address + 1, "device")
         dtype = NUMPY[self.desc.dtype]
         low, high = span(self.desc.shape, self.desc.strides)
         start = address + self.offset * dtype.itemsize
-        if address == 0:
-            raise BadAddress("its data is null")
-        block = memory.locate(start + low * dtype.itemsize, start + (high + 1) * dtype.itemsize, "device")
-        return block, block.view(start, self.desc.shape, dtype, self.desc.strides)
+        touched = range(start + low * dtype.itemsize, start + (high + 1) * dtype.itemsize)
+        check_inside(block, touched.start, touched.stop)
+        return block, touched, block.view(start, self.desc.shape, dtype, self.desc.strides)
 
 
 @dataclass(eq=False)
@@ -44,7 +46,7 @@ class BoolArray:
 
 @dataclass(eq=False)
 class Executor:
-    """A plan with copies of the tensors it was made for and where their data lie now."""
+    """A plan, the tensors it was made for and where their data lie now."""
 
     plan: Plan
     tensors: Mapping[str, Tensor]

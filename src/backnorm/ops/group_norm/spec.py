@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...datatypes import BF16, F16, F32, DataType, dtype_name
 from ...products import Support
 from ...spec import (
@@ -79,7 +77,6 @@ PARAMS = (
 def _mean_dtype_rule() -> Rule:
     def allowed(c: Call) -> list[int]:
         dy = c.gradOut.dtype
-        assert c.support is not None
         return [mean for data, mean in _MIXED if data == dy] if c.support.mixed else [dy]
 
     half = {name: {"dtype": F16} for name in ("gradOut", "input", "gradInput")}
@@ -97,10 +94,6 @@ def _mean_dtype_rule() -> Rule:
 
 def _not_negative(name: str) -> Rule:
     return number_rule(name, "not be negative", lambda c: c.values[name] >= 0, {name: -1}, {name: -(2**63)})
-
-
-def _limits(c: Call) -> Any:
-    return c.support
 
 
 def _has_channel_limit(support: Support | None) -> bool:
@@ -121,14 +114,14 @@ _SIZES = (
         expected=lambda c: f"a divisor of {c.C}",
     ),
     number_rule(
-        "C", "be within the product's limit", lambda c: _limits(c).max_channels >= c.C,
-        {"C": 240_001, "group": 240_001}, expected=lambda c: f"at most {_limits(c).max_channels}",
+        "C", "be within the product's limit", lambda c: c.support.max_channels >= c.C,
+        {"C": 240_001, "group": 240_001}, expected=lambda c: f"at most {c.support.max_channels}",
         applies=_has_channel_limit,
     ),
     number_rule(
         "group", "leave no more channels a group than the product's limit",
-        lambda c: c.C // c.group <= _limits(c).max_group_channels,
-        {"C": 8001, "group": 1}, expected=lambda c: f"at most {_limits(c).max_group_channels} of {c.C}",
+        lambda c: c.C // c.group <= c.support.max_group_channels,
+        {"C": 8001, "group": 1}, expected=lambda c: f"at most {c.support.max_group_channels} of {c.C}",
         applies=_has_group_limit,
     ),
 )  # fmt: skip
@@ -185,8 +178,8 @@ STEPS = (
             count_is("rstd", "N·group elements", _statistics, {"shape": (3,)}),
             count_is("gamma", "C elements", lambda c: int(c.C), {"shape": (3,)}),
             shape_is("gradInput", "the shape of {input}", _input_shape, {"shape": (2, 24)}),
-            shape_is("gradGammaOut", "the shape of {gamma}", _gamma_shape, {"shape": (1, 6)}),
-            shape_is("gradBetaOut", "the shape of {gamma}", _gamma_shape, {"shape": (6, 1)}),
+            shape_is("gradGammaOut", "the shape of {gamma}, or [C] without one,", _gamma_shape, {"shape": (1, 6)}),
+            shape_is("gradBetaOut", "the shape of {gamma}, or [C] without one,", _gamma_shape, {"shape": (6, 1)}),
             not_overlapping("gradInput", 3),
             not_overlapping("gradGammaOut", 1),
             not_overlapping("gradBetaOut", 1),
