@@ -138,7 +138,7 @@ def test_executor_handles(layer_norm: LayerNorm) -> None:
 
 
 def test_tensor_addresses_of_an_executor(layer_norm: LayerNorm) -> None:
-    _, executor, _ = layer_norm.plan(weightOptional=0)
+    size, executor, _ = layer_norm.plan(weightOptional=0)
     tensor = layer_norm.handle["input"]
     assert acl.set_tensor_addr(None, 0, tensor, 64) == 561103
     assert acl.set_tensor_addr(executor, 0, None, 64) == 561103
@@ -154,7 +154,6 @@ def test_tensor_addresses_of_an_executor(layer_norm: LayerNorm) -> None:
     assert "absent weightOptional" in message()
     assert acl.set_output_tensor_addr(executor, 3, tensor, 64) == 161002
     assert acl.set_tensor_addr(executor, 8, layer_norm.handle["gradBiasOut"], 64) == 0
-    size = COLS * 16
     assert run(layer_norm.client.malloc(size), size, executor) == 161002
     assert "gradBiasOut" in message()
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import platform
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .ops import OPS
 from .products import DEFAULT_PRODUCT, PRODUCTS, Support
 from .spec import OpSpec, Param
 from .status import AclnnError
+from .threads import get_num_threads
 
 
 class UserError(Exception):
@@ -68,6 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-o", "--output", metavar="OUTPUTS.npz", required=True, help="where the results go")
     run.add_argument("--product", default="Any", help="apply the rules of one product (default: %(default)s)")
     run.set_defaults(command=_run)
+
+    bench = commands.add_parser("bench", help="measure speed beside PyTorch's")
+    bench.add_argument(
+        "--device", choices=list(BACKENDS), default="cpu", help="where to measure (default: %(default)s)"
+    )
+    bench.add_argument("--against", choices=["torch"], default="torch", help="whom to measure against")
+    bench.add_argument("--op", choices=list(OPS), action="append", help="an operator; may be repeated (default: all)")
+    bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], action="append", help="likewise")
+    bench.add_argument("--odd", type=int, default=10, metavar="N", help="shapes drawn at random (default: %(default)s)")
+    bench.add_argument("--seconds", type=float, default=1.5, help="for each line of the table (default: %(default)s)")
+    bench.add_argument("-o", "--output", metavar="RESULTS.jsonl", help="also write the measurements to a file")
+    bench.set_defaults(command=_bench)
+
+    warmup = commands.add_parser("warmup", help="compile every CPU kernel now, so that no later call has to wait")
+    warmup.set_defaults(command=_warmup)
 
     info = commands.add_parser("info", help="list the version, devices, products and supported data types")
     info.set_defaults(command=_info)
@@ -211,6 +228,63 @@ def _argument(param: Param, array: Any, path: str) -> Any:
             f"{path!r}: {param.array_name} must be {what}; got {array.dtype.name} of shape {list(array.shape)}"
         )
     return array.tolist()
+
+
+# --- bench and warmup -------------------------------------------------------------------------------------------------
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from . import bench
+
+    try:
+        import torch
+    except ImportError:
+        raise UserError("bench needs PyTorch to measure against: pip install 'backnorm[torch]'") from None
+    from rich import box
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    bench.keep_freed_memory()
+    torch.set_num_threads(get_num_threads())
+    ops, dtypes = arguments.op or list(OPS), arguments.dtype or list(bench.DTYPES)
+    samples = [(op, name, sizes) for op in ops for name, sizes in bench.SAMPLES[op].items()]
+    samples += [odd for odd in bench.odd_samples(np.random.default_rng(), arguments.odd) if odd[0] in ops]
+    work = [(op, name, sizes, dtype) for op, name, sizes in samples for dtype in dtypes]
+    console = Console(stderr=True)
+    results = [
+        bench.measure(*line, seconds=arguments.seconds)
+        for line in track(work, "measuring", console=console, transient=True)
+    ]
+    table = Table(title=f"CPU, {get_num_threads()} threads, PyTorch {torch.__version__}", box=box.SIMPLE_HEAD)
+    for column in ("operator", "sample", "dtype", "ours ms", "torch ms", "ratio", "GB/s", "of probe"):
+        table.add_column(column, justify="right" if "s" in column[-2:] and column != "dtype" else "left", no_wrap=True)
+    for result in sorted(results, key=lambda result: (ops.index(result.op), dtypes.index(result.dtype))):
+        table.add_row(
+            OPS[result.op].folder, result.sample, result.dtype, f"{result.ours_ms:.3f}", f"{result.torch_ms:.3f}",
+            f"{result.ratio:.2f}", f"{result.gb_s:.1f}", f"{result.share:.2f}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+    for op in ops:
+        for dtype in dtypes:
+            ratios = [result.ratio for result in results if (result.op, result.dtype) == (op, dtype)]
+            print(f"{op} {dtype}: geometric mean {bench.geometric_mean(ratios):.2f}, worst {min(ratios):.2f}")
+    if arguments.output:
+        bench.record(results, arguments.output)
+    return 0
+
+
+def _warmup(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import track
+
+    from .warmup import compile_one, work
+
+    begun = time.perf_counter()
+    for item in track(list(work()), "compiling", console=Console(stderr=True)):
+        compile_one(item)
+    print(f"compiled and cached in {time.perf_counter() - begun:.1f} s")
+    return 0
 
 
 # --- info -------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,9 @@ NUMPY: dict[int, np.dtype[Any]] = {
     DataType.COMPLEX128: np.dtype(np.complex128),
     DataType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
-#: The number of each name; a NumPy or torch type is looked up by its name.
+#: The number of each NumPy type; types of another byte order have none.
+NUMBERS: dict[np.dtype[Any], DataType] = {numpy: DataType(number) for number, numpy in NUMPY.items()}
+#: The number of each name, as torch has them.
 BY_NAME: dict[str, DataType] = {numpy.name: DataType(number) for number, numpy in NUMPY.items()}
 
 

@@ -1,4 +1,4 @@
-"""BatchNorm's backward reduce in NumPy."""
+"""BatchNorm's backward reduce on the CPU, for planes (NCHW) and pixels (channels-last and 2-D)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,109 @@ from typing import Any
 
 import numpy as np
 
-from .._blocks import load, store, sum64, take_sums
-from .tiling import Tiling
+from ...threads import launch as on_threads
+from .._memory import address, as_float32, part, tag
+from .._simd import load_double, load_one, store_double, take_task
+from .._sums import kernel, reduce_partials_wide, reduce_sums, sum_columns, sum_run
+from .tiling import CHUNK_ROWS, Tiling
+
+
+@kernel
+def _plane_sums(
+    next_task: Any, tasks: Any, T: Any, dy: Any, dy_n: Any, dy_c: Any, x: Any, x_n: Any, x_c: Any, mean: Any, sums: Any,
+    samples: Any, channels: Any, hw: Any, task_samples: Any, task_channels: Any,
+) -> Any:  # fmt: skip
+    """Some channels of some samples a task, into sums[samples' block][2][channel]."""
+    blocks = (channels + task_channels - 1) // task_channels
+    one = np.float32(1)
+    while True:
+        task = take_task(next_task)
+        if task >= tasks:
+            return
+        row, first = task // blocks, task % blocks * task_channels
+        last = min(channels, first + task_channels)
+        place = sums + row * 2 * channels * 8
+        for c in range(first, last):
+            store_double(place + c * 8, 0.0)
+            store_double(place + (channels + c) * 8, 0.0)
+        for n in range(row * task_samples, min(samples, row * task_samples + task_samples)):
+            for c in range(first, last):
+                m = load_one(mean + c * 4)
+                s1, s2 = sum_run(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, one, None)
+                store_double(place + c * 8, load_double(place + c * 8) + s1)
+                store_double(place + (channels + c) * 8, load_double(place + (channels + c) * 8) + s2)
+
+
+@kernel
+def _pixel_sums(
+    next_task: Any, tasks: Any, T: Any, dy: Any, dy_n: Any, dy_h: Any, x: Any, x_n: Any, x_h: Any, mean: Any, ones: Any,
+    partials: Any, channels: Any, hw: Any, chunks: Any,
+) -> Any:  # fmt: skip
+    """A chunk of the elements of a sample a task."""
+    pad = (channels + 15) // 16 * 64
+    while True:
+        task = take_task(next_task)
+        if task >= tasks:
+            return
+        n, row = task // chunks, task % chunks * CHUNK_ROWS
+        sum_columns(
+            T, dy + n * dy_n + row * dy_h, dy_h, x + n * x_n + row * x_h, x_h, min(CHUNK_ROWS, hw - row), channels,
+            mean, ones, partials + task * 2 * pad,
+        )  # fmt: skip
 
 
 def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
-    shape = (tiling.samples, tiling.channels, tiling.image)
-    dy_samples, x_samples = tensors["gradOut"].reshape(shape), tensors["input"].reshape(shape)
-    mean = load(tensors["mean"]).reshape(tiling.channels, 1)
-    sum_dy, sum_dy_xmu = take_sums(workspace, 2, tiling.channels)
+    n, channels, hw, images = tiling.samples, tiling.channels, tiling.image, tiling.images
+    base = address(workspace)
+    arguments: list[Any] = []
+    for name in ("gradOut", "input"):
+        view = tensors[name]
+        if name in images.packed:
+            view = _pack(tiling, tensors[name], images.packed[name], workspace)
+        outer, inner = images.steps[name]
+        arguments += [address(view), outer * view.itemsize, inner * view.itemsize]
+    T = tag(tensors["input"])
+    mean = as_float32(tensors, "mean", tiling.converted, channels, workspace)
+    partials = base + tiling.partials
+    padded = (channels + 15) // 16 * 16
+    totals = part(workspace, tiling.totals, (2, padded), np.float64)
 
+    if images.pixels:
+        part(workspace, tiling.ones, (padded,), np.float32)[...] = 1
+        count = n * tiling.chunks
+        on_threads(_pixel_sums, count, T, *arguments, mean, base + tiling.ones, partials, channels, hw, tiling.chunks)
+        on_threads(reduce_partials_wide, -(-2 * padded // 64), partials, padded * 8, count, 2 * padded, address(totals))
+    else:
+        rows = -(-n // tiling.task_samples)
+        blocks = -(-channels // tiling.task_channels)
+        on_threads(
+            _plane_sums, rows * blocks, T, *arguments, mean, partials, n, channels, hw, tiling.task_samples,
+            tiling.task_channels,
+        )  # fmt: skip
+        for k in (0, 1):
+            on_threads(
+                reduce_sums, -(-channels // 256), partials + k * channels * 8, 2 * channels * 8, rows, channels,
+                address(totals[k]),
+            )  # fmt: skip
+
+    sum_dy, sum_dy_xmu = totals[0, :channels], totals[1, :channels]
     with np.errstate(all="ignore"):
-        for n in range(0, tiling.samples, tiling.block_samples):
-            block = slice(n, n + tiling.block_samples)
-            dy = load(dy_samples[block])
-            sum_dy += sum64(dy, axis=(0, 2)).reshape(tiling.channels)
-            sum_dy_xmu += sum64(dy * (load(x_samples[block]) - mean), axis=(0, 2)).reshape(tiling.channels)
-        grad_weight = sum_dy_xmu * load(tensors["invstd"])
-        results = {"sumDy": sum_dy, "sumDyXmu": sum_dy_xmu, "gradWeight": grad_weight, "gradBias": sum_dy}
+        results = {"sumDy": sum_dy, "sumDyXmu": sum_dy_xmu, "gradBias": sum_dy}
+        if "gradWeight" in tensors:
+            results["gradWeight"] = sum_dy_xmu * tensors["invstd"].astype(np.float64)
         for name in results.keys() & tensors.keys():
-            store(tensors[name], results[name])
+            tensors[name][...] = results[name].astype(np.float32).astype(tensors[name].dtype)
+
+
+def _pack(tiling: Tiling, tensor: Any, place: int, workspace: Any) -> Any:
+    """A copy of a tensor in the workspace, in the layout of the call."""
+    samples, channels = tensor.shape[:2]
+    image = tensor.size // (samples * channels)
+    if tiling.images.pixels:
+        room = part(workspace, place, (samples, *tensor.shape[2:], channels), tensor.dtype)
+        room[...] = np.moveaxis(tensor, 1, -1)
+    else:
+        room = part(workspace, place, tensor.shape, tensor.dtype)
+        room[...] = tensor
+    assert room.size == samples * channels * image
+    return room

@@ -1,24 +1,76 @@
-"""Blocks and workspace of LayerNorm backward: pure integers."""
+"""Chunks and workspace of LayerNorm backward: pure integers."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import NamedTuple
 
+from ...datatypes import F32, NUMPY
 from ...spec import Call
+from .._views import Parts, row_step
+
+#: Rows of a chunk, whose column sums stay in float32, and columns of a task where rows are split.
+CHUNK_ROWS, SPAN = 128, 8192
+#: Rows longer than this are split over threads: four rows of both inputs no longer fit half of a 1 MiB L2 cache.
+LONGEST_WHOLE_ROW = 16384
+#: Results larger than this are written past the caches: they would only push the inputs out of them.
+STREAMED_BYTES = 8 << 20
 
 
 class Tiling(NamedTuple):
     rows: int
     cols: int
-    #: Rows of one block: about 64 Ki elements, so that a block's float32 temporaries stay in the L2 cache.
-    block_rows: int
-    #: float64 column sums: grad_weight, then grad_bias.
+    #: Elements from row to row of gradOut, input and gradInputOut.
+    steps: tuple[int, int, int]
+    #: Tensors that are copied into (inputs) or from (the output) rows of contiguous columns, and where.
+    packed: dict[str, int]
+    #: mean, rstd and weight as contiguous float32: where, if they are not already.
+    converted: dict[str, int]
+    split: bool
+    chunk_rows: int
+    chunks: int
+    spans: int
+    streamed: bool
+    #: Places in the workspace: column sums of the chunks; row sums of the spans; column results to be scattered.
+    partials: int
+    row_sums: int
+    scattered: dict[str, int]
     workspace_bytes: int
+
+
+def padded(cols: int) -> int:
+    return (cols + 15) // 16 * 16
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     cols = prod(call.normalizedShape)
     rows = call.input.numel // cols
-    column_sums = sum(name in writes for name in ("gradWeightOut", "gradBiasOut"))
-    return Tiling(rows, cols, max(1, 65536 // cols), column_sums * cols * 8)
+    parts = Parts()
+    packed, steps = {}, []
+    for name in ("gradOut", "input", "gradInputOut"):
+        step = row_step(call.values[name], rows, cols) if name in (*writes, "gradOut", "input") else 0
+        if step is None:
+            packed[name], step = parts.take(rows * cols * NUMPY[call.values[name].dtype].itemsize), cols
+        steps.append(step)
+    converted = {}
+    for name, size in (("mean", rows), ("rstd", rows), ("weightOptional", cols)):
+        desc = call.values[name]
+        if desc is None or desc.dtype != F32 or row_step(desc, 1, size) is None:
+            converted[name] = parts.take(size * 4)
+    columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
+    split = cols > LONGEST_WHOLE_ROW
+    # 64 chunks feed any machine's threads; a chunk is a multiple of the four rows that are read together.
+    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, -(-rows // 256) * 4)
+    chunks, spans = -(-rows // chunk_rows), -(-cols // SPAN)
+    partials = parts.take(chunks * 2 * padded(cols) * 4 if columns else 0)
+    row_sums = parts.take(rows * spans * 16 if split and "gradInputOut" in writes else 0)
+    scattered: dict[str, int] = {
+        name: parts.take(cols * NUMPY[call.values[name].dtype].itemsize)
+        for name in columns
+        if row_step(call.values[name], 1, cols) is None
+    }
+    streamed = "gradInputOut" in writes and rows * cols * NUMPY[call.gradInputOut.dtype].itemsize >= STREAMED_BYTES
+    return Tiling(
+        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, split, chunk_rows, chunks, spans, streamed,
+        partials, row_sums, scattered, parts.bytes,
+    )  # fmt: skip

@@ -1,0 +1,366 @@
+"""Vectors of 16 float32 lanes for Numba kernels, over plain addresses.
+
+One logical width everywhere: LLVM makes of it one AVX-512 register, two of AVX2, or whatever the machine has, so the
+bits of a result do not depend on the CPU. `fma` rounds once on every machine, in software where it must.
+
+Memory holds float32, float16 or bfloat16. A *tag*, a scalar of one type for each, tells the loads and stores which;
+kernels are compiled for each combination of tags they are called with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import config
+from numba.extending import intrinsic, models, register_model
+
+from ..datatypes import BF16, F16, F32
+
+LANES = 16
+
+#: One scalar for each data type; Numba tells them apart by type.
+TAGS = {F32: np.float32(0), BF16: np.uint16(0), F16: np.int16(0)}
+_F32, _BF16, _F16 = types.float32, types.uint16, types.int16
+
+_float, _double, _half = ir.FloatType(), ir.DoubleType(), ir.HalfType()
+_i1, _i16, _i32, _i64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+
+
+def _intrinsic(function: Any) -> Any:
+    """What Numba makes of the function is called with fewer arguments than it is written with."""
+    return intrinsic(function)
+
+
+def _v(element: Any, lanes: int = LANES) -> Any:
+    return ir.VectorType(element, lanes)
+
+
+class Vector(types.Type):
+    """16 lanes of float32 or, for sums of sums, float64."""
+
+    def __init__(self, element: str) -> None:
+        super().__init__(name=f"{element}x{LANES}")
+        self.element = element
+
+
+vec, wide = Vector("float32"), Vector("float64")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        cast(Any, super()).__init__(manager, kind, _v(_float if kind.element == "float32" else _double))
+
+
+def _constant(element: Any, value: Any) -> Any:
+    return ir.Constant(_v(element), [value] * LANES)
+
+
+def _pointer(b: Any, address: Any, to: Any) -> Any:
+    return b.inttoptr(address, to.as_pointer())
+
+
+def _has_half_instructions() -> bool:
+    """Whether the target converts float16 in hardware; `NUMBA_CPU_NAME=generic` has no features at all."""
+    import platform
+
+    settings: Any = config
+    if settings.CPU_FEATURES is not None:
+        return "+f16c" in settings.CPU_FEATURES
+    if settings.CPU_NAME:
+        return False
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return platform.machine() in ("arm64", "aarch64")
+    import llvmlite.binding
+
+    return bool(llvmlite.binding.get_host_cpu_features().get("f16c"))
+
+
+_HALF_INSTRUCTIONS = _has_half_instructions()
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def _from_bfloat16(b: Any, raw: Any) -> Any:
+    return b.bitcast(b.shl(b.zext(raw, _v(_i32)), _constant(_i32, 16)), _v(_float))
+
+
+def _to_bfloat16(b: Any, value: Any) -> Any:
+    """Round to nearest even: add half of the last place, less one where that place is even. NaN stays NaN, quiet."""
+    bits = b.bitcast(value, _v(_i32))
+    high = b.lshr(bits, _constant(_i32, 16))
+    odd = b.and_(high, _constant(_i32, 1))
+    rounded = b.lshr(b.add(bits, b.add(odd, _constant(_i32, 0x7FFF))), _constant(_i32, 16))
+    quiet = b.or_(high, _constant(_i32, 0x40))
+    return b.trunc(b.select(b.fcmp_unordered("uno", value, value), quiet, rounded), _v(_i16))
+
+
+def _from_float16(b: Any, raw: Any) -> Any:
+    if _HALF_INSTRUCTIONS:
+        return b.fpext(b.bitcast(raw, _v(_half)), _v(_float))
+    # Exponent and fraction in place, then 2**112 moves the bias from 15 to 127; exact, subnormals included.
+    bits = b.zext(raw, _v(_i32))
+    magnitude = b.shl(b.and_(bits, _constant(_i32, 0x7FFF)), _constant(_i32, 13))
+    scaled = b.fmul(b.bitcast(magnitude, _v(_float)), _constant(_float, 2.0**112))
+    special = b.icmp_unsigned(">=", magnitude, _constant(_i32, 0x0F800000))
+    shifted = b.or_(b.bitcast(scaled, _v(_i32)), _constant(_i32, 0x7F800000))
+    finite = b.select(special, shifted, b.bitcast(scaled, _v(_i32)))
+    sign = b.shl(b.and_(bits, _constant(_i32, 0x8000)), _constant(_i32, 16))
+    return b.bitcast(b.or_(finite, sign), _v(_float))
+
+
+def _to_float16(b: Any, value: Any) -> Any:
+    if _HALF_INSTRUCTIONS:
+        return b.bitcast(b.fptrunc(value, _v(_half)), _v(_i16))
+    bits = b.bitcast(value, _v(_i32))
+    sign = b.and_(b.lshr(bits, _constant(_i32, 16)), _constant(_i32, 0x8000))
+    magnitude = b.and_(bits, _constant(_i32, 0x7FFFFFFF))
+    # Normal results: rebias and round to nearest even in the integer domain; a carry into Inf is right.
+    odd = b.and_(b.lshr(magnitude, _constant(_i32, 13)), _constant(_i32, 1))
+    rebiased = b.add(magnitude, b.add(odd, _constant(_i32, 0xFFF - (112 << 23))))
+    normal = b.lshr(rebiased, _constant(_i32, 13))
+    # Subnormal results: adding 0.5 puts the unit of float16's subnormals in the last place; the addition rounds.
+    aligned = b.fadd(b.bitcast(magnitude, _v(_float)), _constant(_float, 0.5))
+    subnormal = b.sub(b.bitcast(aligned, _v(_i32)), _constant(_i32, 0x3F000000))
+    result = b.select(b.icmp_unsigned("<", magnitude, _constant(_i32, 113 << 23)), subnormal, normal)
+    result = b.select(b.icmp_unsigned(">=", magnitude, _constant(_i32, 143 << 23)), _constant(_i32, 0x7C00), result)
+    result = b.select(b.icmp_unsigned(">", magnitude, _constant(_i32, 0x7F800000)), _constant(_i32, 0x7E00), result)
+    return b.trunc(b.or_(result, sign), _v(_i16))
+
+
+def _widen(b: Any, tag: Any, raw: Any) -> Any:
+    return raw if tag == _F32 else _from_bfloat16(b, raw) if tag == _BF16 else _from_float16(b, raw)
+
+
+def _narrow(b: Any, tag: Any, value: Any) -> Any:
+    return value if tag == _F32 else _to_bfloat16(b, value) if tag == _BF16 else _to_float16(b, value)
+
+
+def _raw(tag: Any) -> Any:
+    return _float if tag == _F32 else _i16
+
+
+def _bytes(tag: Any) -> int:
+    return 4 if tag == _F32 else 2
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@_intrinsic
+def width(typing: Any, tag: Any) -> Any:
+    """Bytes of an element."""
+    return types.int64(tag), lambda context, b, signature, args: _i64(_bytes(signature.args[0]))
+
+
+@_intrinsic
+def load(typing: Any, tag: Any, address: Any) -> Any:
+    """16 elements as float32."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        return _widen(b, kind, b.load(_pointer(b, args[1], _v(_raw(kind))), align=_bytes(kind)))
+
+    return vec(tag, types.int64), generate
+
+
+def _lanes_below(b: Any, count: Any) -> Any:
+    first = b.insert_element(ir.Constant(_v(_i32), ir.Undefined), b.trunc(count, _i32), _i32(0))
+    limit = b.shuffle_vector(first, ir.Constant(_v(_i32), ir.Undefined), ir.Constant(_v(_i32), [0] * LANES))
+    return b.icmp_signed("<", ir.Constant(_v(_i32), list(range(LANES))), limit)
+
+
+@_intrinsic
+def load_part(typing: Any, tag: Any, address: Any, count: Any) -> Any:
+    """The first `count` elements, zeros in the other lanes; touches no other memory."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        vector = _v(_raw(kind))
+        name = f"llvm.masked.load.v{LANES}{'f32' if kind == _F32 else 'i16'}.p0"
+        pointer = _pointer(b, args[1], vector)
+        function = ir.FunctionType(vector, [pointer.type, _i32, _v(_i1), vector])
+        masked = b.module.declare_intrinsic(name, (), function)
+        zero = ir.Constant(vector, None)
+        return _widen(b, kind, b.call(masked, [pointer, _i32(_bytes(kind)), _lanes_below(b, args[2]), zero]))
+
+    return vec(tag, types.int64, types.int64), generate
+
+
+def _emit_store(b: Any, kind: Any, address: Any, value: Any, streaming: bool) -> None:
+    raw = _narrow(b, kind, value)
+    align = _bytes(kind) * (LANES if streaming else 1)
+    store = b.store(raw, _pointer(b, address, raw.type), align=align)
+    if streaming:
+        store.set_metadata("nontemporal", b.module.add_metadata([_i32(1)]))
+
+
+@_intrinsic
+def store(typing: Any, tag: Any, address: Any, value: Any) -> Any:
+    """16 elements, each rounded once to nearest even."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _emit_store(b, signature.args[0], args[1], args[2], False)
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, vec), generate
+
+
+@_intrinsic
+def stream(typing: Any, tag: Any, address: Any, value: Any) -> Any:
+    """The same past the caches; the address must be a multiple of the vector's bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _emit_store(b, signature.args[0], args[1], args[2], True)
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, vec), generate
+
+
+@_intrinsic
+def store_part(typing: Any, tag: Any, address: Any, value: Any, count: Any) -> Any:
+    """The first `count` elements; touches no other memory."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        raw = _narrow(b, kind, args[2])
+        name = f"llvm.masked.store.v{LANES}{'f32' if kind == _F32 else 'i16'}.p0"
+        pointer = _pointer(b, args[1], raw.type)
+        function = ir.FunctionType(ir.VoidType(), [raw.type, pointer.type, _i32, _v(_i1)])
+        masked = b.module.declare_intrinsic(name, (), function)
+        b.call(masked, [raw, pointer, _i32(_bytes(kind)), _lanes_below(b, args[3])])
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, vec, types.int64), generate
+
+
+@_intrinsic
+def load_one(typing: Any, address: Any) -> Any:
+    """One float32."""
+    return types.float32(types.int64), lambda context, b, signature, args: b.load(_pointer(b, args[0], _float))
+
+
+@_intrinsic
+def store_one(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store(args[1], _pointer(b, args[0], _float))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.float32), generate
+
+
+@_intrinsic
+def load_double(typing: Any, address: Any) -> Any:
+    """One float64."""
+    return types.float64(types.int64), lambda context, b, signature, args: b.load(_pointer(b, args[0], _double))
+
+
+@_intrinsic
+def store_double(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store(args[1], _pointer(b, args[0], _double))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.float64), generate
+
+
+@_intrinsic
+def take_task(typing: Any, address: Any) -> Any:
+    """The next task's number; no two threads get the same."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", _pointer(b, args[0], _i64), _i64(1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _binary(instruction: str, kind: Any) -> Any:
+    def operation(typing: Any, a: Any, c: Any) -> Any:
+        return kind(kind, kind), lambda context, b, signature, args: getattr(b, instruction)(args[0], args[1])
+
+    operation.__name__ = instruction
+    return _intrinsic(operation)
+
+
+add, sub, mul = _binary("fadd", vec), _binary("fsub", vec), _binary("fmul", vec)
+add_wide = _binary("fadd", wide)
+
+
+@_intrinsic
+def fma(typing: Any, a: Any, c: Any, d: Any) -> Any:
+    """a * c + d, rounded once."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        vector = _v(_float)
+        function = ir.FunctionType(vector, [vector] * 3)
+        return b.call(b.module.declare_intrinsic(f"llvm.fma.v{LANES}f32", (), function), args)
+
+    return vec(vec, vec, vec), generate
+
+
+@_intrinsic
+def splat(typing: Any, value: Any) -> Any:
+    """The same float32 in every lane."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        first = b.insert_element(ir.Constant(_v(_float), ir.Undefined), args[0], _i32(0))
+        return b.shuffle_vector(first, ir.Constant(_v(_float), ir.Undefined), ir.Constant(_v(_i32), [0] * LANES))
+
+    return vec(types.float32), generate
+
+
+@_intrinsic
+def keep(typing: Any, value: Any, count: Any) -> Any:
+    """Zeros in the lanes from `count` on, whatever they held."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.select(_lanes_below(b, args[1]), args[0], _constant(_float, 0.0))
+
+    return vec(vec, types.int64), generate
+
+
+@_intrinsic
+def sum_lanes(typing: Any, value: Any) -> Any:
+    """The sum of the lanes: in float32, halves onto halves."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        value, lanes = args[0], LANES
+        while lanes > 1:
+            lanes //= 2
+            undefined = ir.Constant(value.type, ir.Undefined)
+            low = ir.Constant(_v(_i32, lanes), list(range(lanes)))
+            high = ir.Constant(_v(_i32, lanes), list(range(lanes, 2 * lanes)))
+            value = b.fadd(b.shuffle_vector(value, undefined, low), b.shuffle_vector(value, undefined, high))
+        return b.extract_element(value, _i32(0))
+
+    return types.float32(vec), generate
+
+
+@_intrinsic
+def zeros_wide(typing: Any) -> Any:
+    return wide(), lambda context, b, signature, args: _constant(_double, 0.0)
+
+
+@_intrinsic
+def widen(typing: Any, value: Any) -> Any:
+    return wide(vec), lambda context, b, signature, args: b.fpext(args[0], _v(_double))
+
+
+@_intrinsic
+def narrow(typing: Any, value: Any) -> Any:
+    return vec(wide), lambda context, b, signature, args: b.fptrunc(args[0], _v(_float))
+
+
+@_intrinsic
+def store_wide(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store(args[1], _pointer(b, args[0], _v(_double)), align=8)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, wide), generate

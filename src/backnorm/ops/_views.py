@@ -1,0 +1,61 @@
+"""Views as the CPU kernels see them: rows of contiguous columns, and the workspace cut into parts. Pure integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ..spec import Shape, TensorDesc
+
+
+class Parts:
+    """Hands out aligned places in a workspace, one after the other."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def take(self, size: int) -> int:
+        """The offset of a new part; every part starts on a cache line."""
+        place = self.bytes
+        self.bytes += -(-size // 64) * 64
+        return place
+
+
+def reshaped(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides under which a non-empty view has another shape of the same size, row-major; None if it cannot."""
+    old = [(size, stride) for size, stride in zip(shape, strides) if size != 1]
+    new: list[int] = [0] * len(new_shape)
+    axes = [axis for axis, size in enumerate(new_shape) if size != 1]
+    while old and axes:
+        # The shortest run of old axes and of new axes that hold the same number of elements.
+        run, group = [old.pop()], [axes.pop()]
+        old_size, new_size = run[0][0], new_shape[group[0]]
+        while old_size != new_size:
+            if old_size < new_size:
+                run.insert(0, old.pop())
+                old_size *= run[0][0]
+            else:
+                group.insert(0, axes.pop())
+                new_size *= new_shape[group[0]]
+        for (_, outer), (size, inner) in pairwise(run):
+            if outer != size * inner:
+                return None  # a gap inside what must become one axis
+        step = run[-1][1]
+        for axis in reversed(group):
+            new[axis] = step
+            step *= new_shape[axis]
+    return tuple(new)
+
+
+def row_step(desc: TensorDesc, rows: int, cols: int) -> int | None:
+    """Elements from row to row, where the tensor is rows of contiguous columns; None where it must be packed."""
+    strides = reshaped(desc.shape, desc.strides, (rows, cols))
+    if strides is None or (cols > 1 and strides[1] != 1):
+        return None
+    return strides[0]
+
+
+def image_strides(desc: TensorDesc, shape: Shape) -> tuple[int, int, int] | None:
+    """(sample, channel, element) strides of a tensor seen as (samples, channels, image)."""
+    strides = reshaped(desc.shape, desc.strides, shape)
+    return None if strides is None else (strides[0], strides[1], strides[2])

@@ -1,0 +1,47 @@
+"""Compiles every CPU kernel by calling each operator on the smallest input that reaches it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from . import functional
+from .datatypes import BF16, F16, F32, NUMPY
+
+_TYPES = (F32, F16, BF16)
+
+
+def work() -> Iterator[Callable[[], object]]:
+    """The calls to make: types, masks, and both ways each operator can go."""
+    for dtype, out, cols in itertools.product(_TYPES, _TYPES, (4, 16385)):
+        for mask in ((True, True, True), (True, False, False), (False, True, False)):
+            yield partial(_layer_norm, NUMPY[dtype], NUMPY[out], cols, mask)
+    for dtype, samples, pixels in itertools.product(_TYPES, (1, 16), (False, True)):
+        for mask in ((True, True, True), (False, True, True)):
+            yield partial(_group_norm, NUMPY[dtype], samples, pixels, mask)
+        yield partial(_batch_norm, NUMPY[dtype], pixels)
+
+
+def compile_one(call: Callable[[], object]) -> None:
+    call()
+
+
+def _layer_norm(dtype: object, out: object, cols: int, mask: tuple[bool, ...]) -> None:
+    x, ones = np.ones((4, cols), dtype), np.ones((4, 1), np.float32)  # type: ignore[call-overload]
+    results = (np.empty((4, cols), out), np.empty(cols, out), np.empty(cols, out))  # type: ignore[call-overload]
+    functional.layer_norm_backward(x, x, (cols,), ones, ones, None, None, mask, out=results)
+
+
+def _group_norm(dtype: object, samples: int, pixels: bool, mask: tuple[bool, ...]) -> None:
+    x = np.ones((samples, 3, 4) if pixels else (samples, 4, 3), dtype)  # type: ignore[call-overload]
+    x = x.transpose(0, 2, 1) if pixels else x
+    ones = np.ones((samples, 2), np.float32)
+    functional.group_norm_backward(x, x, ones, ones, None, samples, 4, 3, 2, mask)
+
+
+def _batch_norm(dtype: object, pixels: bool) -> None:
+    x = np.ones((2, 4) if pixels else (2, 4, 3), dtype)  # type: ignore[call-overload]
+    functional.batch_norm_backward_reduce(x, x, np.ones(4, np.float32), np.ones(4, np.float32))

@@ -1,0 +1,323 @@
+"""The CPU kernels: bits that depend on shapes alone, threads, forks, and accuracy beside PyTorch's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import backnorm
+from backnorm import threads
+from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
+from backnorm.ops.batch_norm_reduce import reference as bn
+from backnorm.ops.group_norm import reference as gn
+from backnorm.ops.layer_norm import reference as ln
+
+NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def restore_threads() -> Iterator[None]:
+    before = threads._num_threads
+    yield
+    threads._num_threads = before
+
+
+def _arrays(shape: tuple[int, ...], dtype: str, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape, dtype=np.float32).astype(NUMPY_TYPES[dtype]) for _ in "dx")  # type: ignore[return-value]
+
+
+def layer_norm(rows: int, cols: int, dtype: str) -> tuple[Any, ...]:
+    dy, x = _arrays((rows, cols), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+    return backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, rng.standard_normal(cols).astype(np.float32))
+
+
+def group_norm(n: int, c: int, hw: int, group: int, dtype: str, pixels: bool = False) -> tuple[Any, ...]:
+    dy, x = _arrays((n, hw, c) if pixels else (n, c, hw), dtype)
+    if pixels:
+        dy, x = dy.transpose(0, 2, 1), x.transpose(0, 2, 1)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
+    return backnorm.group_norm_backward(dy, x, mean, rstd, rng.standard_normal(c).astype(np.float32), n, c, hw, group)
+
+
+def batch_norm(n: int, c: int, hw: int, dtype: str, pixels: bool = False) -> tuple[Any, ...]:
+    dy, x = _arrays((n, hw, c) if pixels else (n, c, hw), dtype)
+    if pixels:
+        dy, x = dy.transpose(0, 2, 1), x.transpose(0, 2, 1)
+    mean, invstd = (np.random.default_rng(1).standard_normal(c).astype(np.float32) for _ in "mi")
+    return backnorm.batch_norm_backward_reduce(dy, x, mean, invstd)
+
+
+CALLS = {
+    "ln many short rows": lambda t: layer_norm(3001, 64, t),
+    "ln ragged": lambda t: layer_norm(517, 769, t),
+    "ln few long rows": lambda t: layer_norm(5, 40_001, t),
+    "ln one row": lambda t: layer_norm(1, 100_003, t),
+    "gn planes": lambda t: group_norm(9, 12, 199, 4, t),
+    "gn 7x7": lambda t: group_norm(20, 64, 49, 8, t),
+    "gn large groups": lambda t: group_norm(1, 8, 30_011, 2, t),
+    "gn pixels": lambda t: group_norm(17, 24, 300, 3, t, pixels=True),
+    "gn large pixels": lambda t: group_norm(2, 40, 3001, 4, t, pixels=True),
+    "bn planes": lambda t: batch_norm(33, 19, 49, t),
+    "bn large planes": lambda t: batch_norm(2, 3, 70_001, t),
+    "bn pixels": lambda t: batch_norm(9, 37, 501, t, pixels=True),
+    "bn 2-d": lambda t: batch_norm(5003, 70, 1, t),
+}
+
+
+def bits(results: tuple[Any, ...]) -> bytes:
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in results)
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_same_bits_for_any_number_of_threads(call: str, dtype: str) -> None:
+    seen = set()
+    for count in (1, 2, 3, 7, 16):
+        backnorm.set_num_threads(count)
+        seen.add(bits(CALLS[call](dtype)))
+        seen.add(bits(CALLS[call](dtype)))
+    assert len(seen) == 1
+
+
+def test_the_same_bits_at_any_alignment() -> None:
+    rows, cols = 40, 333
+    dy, x = _arrays((rows, cols), "float32")
+    ones = np.ones((rows, 1), np.float32)
+    seen = set()
+    for shift in (0, 1, 3, 15):
+        moved = [np.empty(rows * cols + 16, np.float32)[shift : shift + rows * cols].reshape(rows, cols) for _ in "dxo"]
+        moved[0][...], moved[1][...] = dy, x
+        out = (moved[2], np.empty(cols, np.float32), np.empty(cols, np.float32))
+        seen.add(bits(backnorm.layer_norm_backward(moved[0], moved[1], (cols,), ones, ones, out=out)))
+    assert len(seen) == 1
+
+
+def test_planes_and_pixels_give_the_same_gradients() -> None:
+    dy, x = _arrays((3, 24, 500), "float32")
+    rng = np.random.default_rng(1)
+    mean, rstd, w = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4), (3, 4), 24))
+    call = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": w, "N": 3, "C": 24, "HxW": 500, "group": 4}
+    golden, terms = gn.reference(call), gn.terms(call)
+    flipped = [np.ascontiguousarray(a.transpose(0, 2, 1)).transpose(0, 2, 1) for a in (dy, x)]
+    for d, p in ((dy, x), flipped, (dy, flipped[1]), (flipped[0], x)):
+        results = backnorm.group_norm_backward(d, p, mean, rstd, w, 3, 24, 500, 4)
+        assert results[0].strides == p.strides
+        for result, name in zip(results, golden):
+            assert excess(result, golden[name], terms[name]) <= 1
+
+
+@pytest.mark.parametrize("rows", [1, 3, 127, 128, 129, 1000])
+@pytest.mark.parametrize("cols", [1, 7, 15, 16, 17, 769, 1023, 1025, 4097, 8193, 16384, 16385])
+def test_layer_norm_at_the_edges_of_its_blocks(rows: int, cols: int) -> None:
+    if rows * cols > 3_000_000:
+        pytest.skip("covered by the smaller ones")
+    dy, x = _arrays((rows, cols), "bfloat16")
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(cols).astype(np.float32)
+    call = {"gradOut": dy, "input": x, "normalizedShape": (cols,), "mean": mean, "rstd": rstd, "weightOptional": w}
+    golden, terms = ln.reference(call), ln.terms(call)
+    for result, name in zip(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w), golden):
+        assert excess(result, golden[name], terms[name]) <= 1
+
+
+# --- threads and processes ---
+
+
+def test_calls_from_several_threads_at_once() -> None:
+    expected = {name: bits(call("float32")) for name, call in CALLS.items()}
+    wrong: list[str] = []
+
+    def work() -> None:
+        for name, call in CALLS.items():
+            if bits(call("float32")) != expected[name]:
+                wrong.append(name)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+def test_a_forked_child_computes_too() -> None:
+    backnorm.set_num_threads(4)
+    expected = bits(layer_norm(517, 769, "float32"))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if bits(layer_norm(517, 769, "float32")) == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_thread_counts() -> None:
+    backnorm.set_num_threads(3)
+    assert backnorm.get_num_threads() == 3
+    for bad in (0, -1, 1.5, "2", True, None):
+        with pytest.raises(ValueError, match="must be a positive integer"):
+            backnorm.set_num_threads(bad)  # type: ignore[arg-type]
+    code = "import backnorm; print(backnorm.get_num_threads())"
+    for text, words in (("5", "5"), ("", str(len(os.sched_getaffinity(0))))):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "BACKNORM_NUM_THREADS": text},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() == words
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "BACKNORM_NUM_THREADS": "many"}, capture_output=True, text=True
+    )
+    assert "BACKNORM_NUM_THREADS must be a positive integer; got 'many'" in done.stderr
+
+
+def test_importing_compiles_nothing() -> None:
+    code = "import sys, backnorm; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- accuracy, beside PyTorch ---
+
+
+def _torch(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+DATA = {
+    "normal": lambda rng, shape: rng.standard_normal(shape, dtype=np.float32),
+    "far from zero": lambda rng, shape: 100 + rng.standard_normal(shape, dtype=np.float32),
+}
+GRADIENTS = {
+    "both signs": lambda rng, shape: rng.standard_normal(shape, dtype=np.float32),
+    "one sign": lambda rng, shape: 0.5 + rng.random(shape, dtype=np.float32),
+}
+
+
+def _judge(results: Any, peers: Any, golden: dict[str, Any], terms: dict[str, Any]) -> None:
+    """float32: no worse than the larger of PyTorch's error and 4 roundings; 16 bits: the ulp rule.
+
+    The share of well rounded elements is taken over a call's 16-bit outputs together: a column sum that nearly cancels
+    has an ulp below any float32 term's rounding, and among 256 columns one or two may.
+    """
+    well_rounded, count = 0.0, 0
+    for result, peer, name in zip(results, peers, golden):
+        if result.dtype == np.float32:
+            theirs = relative_error(peer.float().numpy(), golden[name]) if peer is not None else 0.0
+            assert relative_error(result, golden[name]) <= max(theirs, 4 * EPS), name
+        else:
+            assert excess(result, golden[name], terms[name]) <= 1, name
+            well_rounded += share_within_half_ulp(result, golden[name]) * result.size
+            count += result.size
+    assert well_rounded >= 0.999 * count
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("rows", "cols"), [(4096, 256), (64, 8192), (131_072, 16)])
+def test_layer_norm_accuracy(rows: int, cols: int, data: str, gradient: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = DATA[data](rng, (rows, cols)).astype(NUMPY_TYPES[dtype])
+    dy = GRADIENTS[gradient](rng, (rows, cols)).astype(NUMPY_TYPES[dtype])
+    x64 = x.astype(np.float64)
+    mean = x64.mean(axis=1, keepdims=True).astype(np.float32)
+    rstd = (1 / np.sqrt(x64.var(axis=1, keepdims=True) + 1e-5)).astype(np.float32)
+    w = rng.standard_normal(cols, dtype=np.float32)
+    w = w.astype(NUMPY_TYPES[dtype])
+    call = {"gradOut": dy, "input": x, "normalizedShape": (cols,), "mean": mean, "rstd": rstd, "weightOptional": w}
+    golden, terms = ln.reference(call), ln.terms(call)
+    results = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w)
+    peers: Any = [None] * 3
+    if dtype == "float32":
+        tensors = [_torch(a) for a in (dy, x, mean, rstd, w)]
+        peers = torch.ops.aten.native_layer_norm_backward(
+            tensors[0], tensors[1], [cols], *tensors[2:4], tensors[4], tensors[4], [True] * 3
+        )
+    _judge(results, peers, golden, terms)
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("data", DATA)
+def test_group_norm_accuracy(data: str, pixels: bool, dtype: str) -> None:
+    n, c, hw, group = 8, 32, 1024, 8
+    rng = np.random.default_rng(0)
+    x = DATA[data](rng, (n, hw, c) if pixels else (n, c, hw)).astype(NUMPY_TYPES[dtype])
+    dy = rng.standard_normal(x.shape, dtype=np.float32).astype(NUMPY_TYPES[dtype])
+    if pixels:
+        x, dy = x.transpose(0, 2, 1), dy.transpose(0, 2, 1)
+    grouped = x.astype(np.float64).reshape(n, group, -1)
+    mean = grouped.mean(axis=2).astype(np.float32)
+    rstd = (1 / np.sqrt(grouped.var(axis=2) + 1e-5)).astype(np.float32)
+    w = rng.standard_normal(c, dtype=np.float32)
+    call = {
+        "gradOut": dy,
+        "input": x,
+        "mean": mean,
+        "rstd": rstd,
+        "gamma": w,
+        "N": n,
+        "C": c,
+        "HxW": hw,
+        "group": group,
+    }
+    golden, terms = gn.reference(call), gn.terms(call)
+    results = backnorm.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, group)
+    peers: Any = [None] * 3
+    if dtype == "float32":
+        tensors = [_torch(np.ascontiguousarray(a)) for a in (dy, x, mean, rstd, w)]
+        peers = torch.ops.aten.native_group_norm_backward(*tensors, n, c, hw, group, [True] * 3)
+    _judge(results, peers, golden, terms)
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize(
+    ("n", "c", "hw", "pixels"), [(16, 32, 4096, False), (16, 32, 4096, True), (1_000_000, 3, 1, True)]
+)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_batch_norm_accuracy(gradient: str, n: int, c: int, hw: int, pixels: bool, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    shape = (n, hw, c) if pixels else (n, c, hw)
+    x = DATA["far from zero"](rng, shape).astype(NUMPY_TYPES[dtype])
+    dy = GRADIENTS[gradient](rng, shape).astype(NUMPY_TYPES[dtype])
+    if pixels:
+        x, dy = x.transpose(0, 2, 1), dy.transpose(0, 2, 1)
+    mean = np.full(c, 100, np.float32)
+    invstd = rng.random(c, dtype=np.float32)
+    call = {"gradOut": dy, "input": x, "mean": mean, "invstd": invstd}
+    golden, terms = bn.reference(call), bn.terms(call)
+    for result, name in zip(backnorm.batch_norm_backward_reduce(dy, x, mean, invstd), golden):
+        assert relative_error(result, golden[name]) <= 4 * EPS, name
+        assert excess(result, golden[name], terms[name]) <= 1, name
+
+
+def test_bfloat16_weight_gradients_are_right_where_torch_is_not() -> None:
+    rows, cols = 4096, 64
+    dy, x = _arrays((rows, cols), "bfloat16")
+    zeros, ones = np.zeros((rows, 1), np.float32), np.ones((rows, 1), np.float32)
+    call = {"gradOut": dy, "input": x, "normalizedShape": (cols,), "mean": zeros, "rstd": ones}
+    golden = ln.reference(call)["gradWeightOut"]
+    ours = backnorm.layer_norm_backward(dy, x, (cols,), zeros, ones)[1]
+    statistics = [_torch(a).bfloat16() for a in (zeros, ones)]
+    weight = torch.ones(cols, dtype=torch.bfloat16)
+    theirs = torch.ops.aten.native_layer_norm_backward(
+        _torch(dy), _torch(x), [cols], *statistics, weight, weight, [True] * 3
+    )[1]
+    assert relative_error(ours, golden) < 2**-8
+    assert relative_error(theirs.float().numpy(), golden) > 2 * relative_error(ours, golden)
