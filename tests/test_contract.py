@@ -11,7 +11,7 @@ import pytest
 
 import backnorm
 from backnorm import acl, aclnn
-from backnorm.datatypes import BF16, F16, F32, NUMPY, DataType, Format
+from backnorm.datatypes import BF16, F16, F32, NUMPY, PUBLIC_FORMATS, DataType, Format, dtype_name
 from backnorm.ops import OPS
 from backnorm.products import PRODUCTS, Support, find_product
 from backnorm.spec import ACLNN, ARRAYS, Call, Dead, OpSpec, Rule, TensorDesc, Witness, overlaps_itself, tensor
@@ -233,6 +233,87 @@ def test_masked_off_outputs_are_not_looked_at() -> None:
         last = op.outputs[-1].name
         for junk in (None, Dead(1), tensor(DataType.STRING, 9, 9)):
             assert call_aclnn(op, op.changed(mask, {last: junk}), "Ascend910B")[0] == 0
+
+
+def test_products_by_hand() -> None:
+    """The table of products, written down a second time: data types of LN, GN and BN reduce; None where missing."""
+    full, half = {"float32", "float16", "bfloat16"}, {"float32", "float16"}
+    rows = {
+        "Ascend950": (full, full, full), "Ascend910_93": (full, full, full), "Ascend910B": (full, full, full),
+        "Ascend910": (half, half, half), "Ascend310P": (half, None, None), "Ascend310B": (None, None, None),
+        "Any": (full, full, full),
+    }  # fmt: skip
+    assert set(rows) == set(PRODUCTS)
+    for name, cells in rows.items():
+        for op, cell in zip(OPS.values(), cells):
+            support = PRODUCTS[name].operators.get(op.name)
+            assert (None if support is None else {dtype_name(d) for d in support.dtypes}) == cell, (name, op.name)
+
+
+def test_numbers_by_hand() -> None:
+    """Enum numbers of the interface, written down a second time."""
+    dtypes = "FLOAT 0 FLOAT16 1 INT8 2 INT32 3 UINT8 4 INT16 6 UINT16 7 UINT32 8 INT64 9 UINT64 10 DOUBLE 11 BOOL 12"
+    dtypes += " STRING 13 COMPLEX64 16 COMPLEX128 17 BF16 27"
+    words = dtypes.split()
+    assert {d.name: int(d) for d in DataType if d >= 0} == dict(zip(words[::2], map(int, words[1::2])))
+    formats = (
+        "NCHW 0 NHWC 1 ND 2 NC1HWC0 3 FRACTAL_Z 4 HWCN 16 NDHWC 27 FRACTAL_NZ 29 NCDHW 30 NDC1HWC0 32 NC 35 NCL 47"
+    )
+    words = formats.split()
+    assert {f.name: int(f) for f in Format if f >= 0} == dict(zip(words[::2], map(int, words[1::2])))
+    assert {int(f) for f in PUBLIC_FORMATS} == {2, 0, 1, 16, 27, 30, 35, 47}
+    assert (acl.ACL_MEMCPY_HOST_TO_HOST, acl.ACL_MEMCPY_DEFAULT, acl.ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE) == (0, 4, 5)
+    assert (acl.ACL_DEVICE, acl.ACL_HOST) == (0, 1)
+    assert (acl.ACL_MEM_MALLOC_HUGE_FIRST, acl.ACL_MEM_MALLOC_NORMAL_ONLY) == (0, 2)
+    names = {
+        561101: "CREATE_EXECUTOR",
+        561103: "NULLPTR",
+        561107: "OPP_PATH_NOT_FOUND",
+        561119: "STATIC_BLOCK_DIM_INVALID",
+    }
+    for code, name in names.items():
+        assert Status(code).name == f"ACLNN_ERR_INNER_{name}"
+    assert [int(s) for s in Status if 561104 <= s <= 561119] == list(range(561104, 561120))
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes", "status"),
+    [
+        ("layer_norm", {"rstd": None}, NULL), ("layer_norm", {"mean": {"shape": (2,) * 9}}, BAD),
+        ("layer_norm", {"input": {"shape": (2,) * 9}, "gradOut": {"shape": (2,) * 9}}, BAD),
+        ("layer_norm", {"biasOptional": {"dtype": DataType.INT8}}, BAD),
+        ("layer_norm", {"biasOptional": {"shape": (4,)}}, BAD), ("layer_norm", {"weightOptional": {"shape": (12,)}}, BAD),
+        ("layer_norm", {"weightOptional": {"dtype": F16}}, BAD),
+        ("layer_norm", {"input": {"dtype": F16}}, BAD), ("layer_norm", {"rstd": {"shape": (2,)}}, BAD),
+        ("layer_norm", {"weightOptional": Dead(7)}, NULL), ("layer_norm", {"biasOptional": Dead(7)}, NULL),
+        ("layer_norm", {"gradInputOut": {"strides": (0, 4, 1)}}, BAD),
+        ("group_norm", {"rstd": None}, NULL), ("group_norm", {"rstd": {"dtype": F16}}, BAD),
+        ("group_norm", {"gamma": {"dtype": F16}}, BAD), ("group_norm", {"gradInput": {"dtype": F16}}, BAD),
+        ("group_norm", {"gradBetaOut": {"strides": (0,)}}, BAD), ("group_norm", {"HxW": -1}, BAD),
+        ("group_norm", {"gamma": {"shape": (5,)}}, BAD), ("group_norm", {"gamma": Dead(7)}, NULL),
+        ("group_norm", {"gradGammaOut": {"shape": (1, 6)}}, BAD), ("group_norm", {"group": 4}, BAD),
+        ("group_norm", {"mean": {"shape": (1,) * 7 + (2, 3)}}, BAD),
+        ("batch_norm_reduce", {"input": {"format": Format.NHWC}}, BAD),
+        ("batch_norm_reduce", {"gradOut": {"shape": (4, 3, 6)}}, BAD),
+        ("batch_norm_reduce", {"weight": {"dtype": DataType.INT8}}, BAD),
+        ("batch_norm_reduce", {"weight": {"shape": (1,)}}, BAD),
+        ("batch_norm_reduce", {"gradBias": {"format": Format.FRACTAL_Z}}, BAD),
+        ("batch_norm_reduce", {"gradOut": {"shape": (3,) * 9}, "input": {"shape": (3,) * 9}}, BAD),
+        ("batch_norm_reduce", {"gradOut": {"shape": (3,) * 8}, "input": {"shape": (3,) * 8}}, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("ready")
+def test_rules_by_hand(folder: str, changes: dict[str, Any], status: int) -> None:
+    """One case for each rule, so that a rule that is lost from a spec is missed."""
+    op = BY_FOLDER[folder]
+    assert call_aclnn(op, op.changed(changes), "Ascend910B")[0] == status
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_missing_operator_is_told_after_null_pointers_and_before_all_else() -> None:
+    op = BY_FOLDER["group_norm"]
+    assert call_aclnn(op, op.changed({"rstd": None}), "Ascend310P")[0] == NULL
+    assert call_aclnn(op, op.changed({"outputMask": (True,)}), "Ascend310P")[0] == 561003
 
 
 GN_TYPES = {

@@ -112,6 +112,7 @@ def test_the_environment_chooses_the_product_at_init(monkeypatch: pytest.MonkeyP
     assert acl.init() == 0
     assert acl.rt.get_soc_name() == "Ascend910B2"
     assert runtime.product.name == "Ascend910B"
+    assert acl.set_soc(None) == 100000
     assert acl.set_soc("Pentium") == 100000
     assert "Pentium" in last_message()
     assert acl.set_soc("Ascend950") == 0
@@ -273,6 +274,25 @@ def test_streams_are_asynchronous_and_ordered() -> None:
     assert order == list(range(50))
     assert acl.rt.stream_query(handle) == (acl.ACL_STREAM_STATUS_COMPLETE, 0)
     assert acl.rt.destroy_stream(handle) == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_times_are_milliseconds() -> None:
+    handle = stream()
+    go = block(handle)
+    begun = time.perf_counter()
+    assert acl.rt.synchronize_stream_with_timeout(handle, 300) == 507046
+    assert 0.25 < time.perf_counter() - begun < 10
+    first, second = acl.rt.create_event()[0], acl.rt.create_event()[0]
+    go.set()
+    assert acl.rt.record_event(first, handle) == 0
+    runtime.stream(handle).submit(Task("test", lambda: time.sleep(0.1)))
+    assert acl.rt.record_event(second, handle) == 0
+    assert acl.rt.synchronize_stream(handle) == 0
+    assert 90 < acl.rt.event_elapsed_time(first, second)[0] < 10_000
+    assert acl.rt.record_event(first, handle) == 0  # the newest recording counts
+    assert acl.rt.synchronize_event(first) == 0
+    assert acl.rt.event_elapsed_time(second, first)[0] >= 0
 
 
 @pytest.mark.usefixtures("ready")

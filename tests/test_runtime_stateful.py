@@ -285,7 +285,8 @@ class Runtime(RuleBasedStateMachine):
         return handle
 
     @rule(
-        executor=executors | anything | WILD, workspace=memory | WILD, size=st.sampled_from([0, 127, 128, 128, 128, 200]),
+        executor=executors | anything | WILD, workspace=memory | WILD,
+        size=st.sampled_from([0, 127, 128, 128, 128, 200]),
         stream=st.none() | streams,
     )  # fmt: skip
     def run(self, executor: int | None, workspace: int | None, size: int, stream: int | None) -> None:

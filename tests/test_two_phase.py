@@ -137,6 +137,30 @@ def test_executor_handles(layer_norm: LayerNorm) -> None:
     assert "aclnnLayerNormBackward's" in message()
 
 
+def test_both_phases_need_the_runtime() -> None:
+    acl.finalize()
+    assert aclnn.aclnnLayerNormBackwardGetWorkspaceSize(*[0] * 11) == (0, 0, 100001)
+    assert aclnn.aclnnLayerNormBackward(0, 0, 0, 0) == 100001
+
+
+def test_an_executor_of_another_operator_is_used_up(layer_norm: LayerNorm) -> None:
+    size, executor, _ = layer_norm.plan()
+    workspace = layer_norm.client.malloc(size)
+    assert aclnn.aclnnGroupNormBackward(workspace, size, executor, 0) == 161001
+    assert run(workspace, size, executor) == 161001
+
+
+def test_the_workspace_may_start_anywhere_in_its_allocation(layer_norm: LayerNorm) -> None:
+    size, executor, _ = layer_norm.plan()
+    room = np.full(size + 192, 0xA5, np.uint8)
+    block = layer_norm.client.upload(room)
+    assert run(block + 128, size, executor) == 0
+    assert acl.rt.synchronize_stream(0) == 0
+    after = layer_norm.client.download(block, room)
+    assert (after[:128] == 0xA5).all()
+    assert (after[128 + size :] == 0xA5).all()
+
+
 def test_tensor_addresses_of_an_executor(layer_norm: LayerNorm) -> None:
     size, executor, _ = layer_norm.plan(weightOptional=0)
     tensor = layer_norm.handle["input"]

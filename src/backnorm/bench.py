@@ -2,7 +2,8 @@
 
 Every timed call gets the next of several sets of inputs; ours writes into arrays given with out=. PyTorch's functions
 allocate their results (their out= variants copy, and are slower); malloc is told to keep freed memory, so that this
-costs no page faults. Between calls the process sleeps until PyTorch's threads have stopped spinning.
+costs no page faults. The contestants take turns in short bursts; the head of each does not count, since the other's
+threads may still be spinning.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from . import __version__, functional, threads
 from .ops import OPS
 
 Sizes = dict[str, int]
+
+#: Seconds until OpenMP's idle threads, which spin for some 6 ms after PyTorch's calls, have left the CPUs to others.
+_SETTLING = 0.012
 
 #: The shapes of the table. `pixels` is channels-last.
 SAMPLES: dict[str, dict[str, Sizes]] = {
@@ -156,26 +160,37 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
     )  # fresh inputs every call; more than the caches hold, where memory allows
     pairs = [_contestants(op, sizes, _tensors(op, sizes, dtype)) for _ in range(sets)]
     probe = _probe(moved, 2 if op == "batch_norm_backward_reduce" else 3)
-    times: dict[str, list[float]] = {"ours": [], "torch": [], "probe": []}
-    for ours, peer in pairs:
-        ours(), peer()
-    probe()
-    start = time.perf_counter()
-    turn = 0
-    while turn < 7 or (time.perf_counter() - start < seconds and turn < 200):
-        ours, peer = pairs[turn % sets]
-        for name, call in (("ours", ours), ("torch", peer), ("probe", probe)):
-            time.sleep(0.002)  # let spinning threads come to rest
-            begun = time.perf_counter()
+    contestants: dict[str, list[Callable[[], Any]]] = {
+        "ours": [ours for ours, _ in pairs], "torch": [peer for _, peer in pairs], "probe": [probe],
+    }  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for calls in contestants.values():
+        for call in calls:
             call()
-            times[name].append(time.perf_counter() - begun)
-        turn += 1
+    begun = time.perf_counter()
+    while len(times["probe"]) < 9 or time.perf_counter() - begun < seconds:
+        for name, calls in contestants.items():
+            times[name] += _burst(calls)
     _check(pairs[0], dtype)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return Result(
         op, sample, dtype, medians["ours"] * 1e3, medians["torch"] * 1e3, moved / medians["ours"] / 1e9,
         medians["probe"] / medians["ours"],
     )  # fmt: skip
+
+
+def _burst(calls: list[Callable[[], Any]]) -> list[float]:
+    """Times of calls one after the other, as in training; those of the first _SETTLING seconds do not count."""
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - start < 2 * _SETTLING and len(times) < 60):
+        for call in calls:
+            begun = time.perf_counter()
+            call()
+            ended = time.perf_counter()
+            if begun - start > _SETTLING:
+                times.append(ended - begun)
+    return times
 
 
 def _check(pair: tuple[Callable[[], Any], Callable[[], Any]], dtype: str) -> None:
@@ -206,7 +221,7 @@ def _probe(moved: int, streams: int) -> Callable[[], None]:
         tasks = -(-part // (1 << 18))
 
         def run(keep: Any = arrays) -> None:
-            threads.launch(move, tasks, places[0], places[1], out, part)
+            threads.launch(move, tasks, part // 4, places[0], places[1], out, part)
 
         _probes[key] = run
     return _probes[key]

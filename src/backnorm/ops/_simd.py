@@ -268,6 +268,19 @@ def store_double(typing: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at an address; harmless wherever it points."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(b, args[0], ir.IntType(8))
+        function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
+        b.call(b.module.declare_intrinsic("llvm.prefetch.p0", (), function), [pointer, _i32(0), _i32(3), _i32(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), generate
+
+
+@_intrinsic
 def take_task(typing: Any, address: Any) -> Any:
     """The next task's number; no two threads get the same."""
 

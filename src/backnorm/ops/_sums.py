@@ -23,6 +23,7 @@ from ._simd import (
     load_part,
     mul,
     narrow,
+    prefetch,
     splat,
     store,
     store_double,
@@ -157,6 +158,10 @@ def sum_columns(
                 a = load(T, d0 + at)
                 p = mul(a, mul(sub(load(T, x0 + at), mean), rstd))
                 if four:
+                    # Short rows are no stream a prefetcher follows: ask for the next four while these are summed.
+                    for k in range(4, 8):
+                        prefetch(d0 + k * dy_step + at)
+                        prefetch(x0 + k * x_step + at)
                     b = load(T, d0 + dy_step + at)
                     q = mul(b, mul(sub(load(T, x0 + x_step + at), mean), rstd))
                     e = load(T, d0 + 2 * dy_step + at)

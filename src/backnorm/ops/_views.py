@@ -47,6 +47,17 @@ def reshaped(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[i
     return tuple(new)
 
 
+#: Results larger than this are written past the caches: they would only push the inputs out of them.
+STREAMED_BYTES = 8 << 20
+#: A run whose ends share cache lines with others writes those twice; that is only worth it for runs this long.
+STREAMED_RUN_BYTES = 16 << 10
+
+
+def worth_streaming(total_bytes: int, run_bytes: int) -> bool:
+    """Whether to write past the caches."""
+    return total_bytes >= STREAMED_BYTES and (run_bytes % 64 == 0 or run_bytes >= STREAMED_RUN_BYTES)
+
+
 def row_step(desc: TensorDesc, rows: int, cols: int) -> int | None:
     """Elements from row to row, where the tensor is rows of contiguous columns; None where it must be packed."""
     strides = reshaped(desc.shape, desc.strides, (rows, cols))

@@ -74,21 +74,26 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
     padded = (channels + 15) // 16 * 16
     totals = part(workspace, tiling.totals, (2, padded), np.float64)
 
+    size = n * channels * hw
     if images.pixels:
         part(workspace, tiling.ones, (padded,), np.float32)[...] = 1
         count = n * tiling.chunks
-        on_threads(_pixel_sums, count, T, *arguments, mean, base + tiling.ones, partials, channels, hw, tiling.chunks)
-        on_threads(reduce_partials_wide, -(-2 * padded // 64), partials, padded * 8, count, 2 * padded, address(totals))
+        on_threads(
+            _pixel_sums, count, size, T, *arguments, mean, base + tiling.ones, partials, channels, hw, tiling.chunks
+        )
+        both = 2 * padded
+        on_threads(reduce_partials_wide, -(-both // 64), count * both, partials, both * 4, count, both, address(totals))
     else:
         rows = -(-n // tiling.task_samples)
         blocks = -(-channels // tiling.task_channels)
         on_threads(
-            _plane_sums, rows * blocks, T, *arguments, mean, partials, n, channels, hw, tiling.task_samples,
+            _plane_sums, rows * blocks, size, T, *arguments, mean, partials, n, channels, hw, tiling.task_samples,
             tiling.task_channels,
         )  # fmt: skip
         for k in (0, 1):
+            sums = partials + k * channels * 8
             on_threads(
-                reduce_sums, -(-channels // 256), partials + k * channels * 8, 2 * channels * 8, rows, channels,
+                reduce_sums, -(-channels // 256), rows * channels, sums, 2 * channels * 8, rows, channels,
                 address(totals[k]),
             )  # fmt: skip
 

@@ -40,7 +40,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     image = prod(rest)
     parts = Parts()
     images = lay_out({name: call.values[name] for name in ("gradOut", "input")}, samples, channels, image, parts)
-    if images.pixels and all(outer == image * inner for outer, inner in images.steps.values()):
+    if images.pixels and image == 1:
+        images = images._replace(steps={name: (0, outer) for name, (outer, _) in images.steps.items()})
+        samples, image = 1, samples
+    elif images.pixels and all(outer == image * inner for outer, inner in images.steps.values()):
         # One sample after the other without a gap: one long column of rows.
         images = images._replace(steps={name: (0, inner) for name, (_, inner) in images.steps.items()})
         samples, image = 1, samples * image

@@ -307,7 +307,7 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
     rstd = as_float32(tensors, "rstd", tiling.converted, n * groups, workspace)
     gamma = as_float32(tensors, "gamma", tiling.converted, channels, workspace)
     sums, partials = base + tiling.channel_sums, base + tiling.partials
-    sizes = (groups, width_g, hw)
+    sizes, size = (groups, width_g, hw), n * channels * hw
 
     if images.pixels:
         rest = (
@@ -324,20 +324,23 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
             tiling.streamed,
         )
         for step in (1, 2, 3, 4) if tiling.split else (0,):
-            on_threads(_pixels, n * tiling.chunks if step in (2, 4) else n, T, U, step, *rest)
+            on_threads(_pixels, n * tiling.chunks if step in (2, 4) else n, size, T, U, step, *rest)
     elif not tiling.split:
-        on_threads(_whole_planes, n * groups, T, U, *inputs, *output, mean, rstd, gamma, sums, *sizes, tiling.streamed)
+        on_threads(
+            _whole_planes, n * groups, size, T, U, *inputs, *output, mean, rstd, gamma, sums, *sizes, tiling.streamed
+        )
     else:
         spans = tiling.spans
         group_sums = base + tiling.group_sums
-        on_threads(_split_planes_sums, n * channels * spans, T, *inputs, mean, rstd, partials, *sizes, spans)
+        on_threads(_split_planes_sums, n * channels * spans, size, T, *inputs, mean, rstd, partials, *sizes, spans)
         on_threads(
-            _split_planes_groups, n * groups, T, *inputs, mean, rstd, gamma, partials, sums, group_sums, *sizes, spans
-        )
+            _split_planes_groups, n * groups, n * channels * spans, T, *inputs, mean, rstd, gamma, partials, sums,
+            group_sums, *sizes, spans,
+        )  # fmt: skip
         if "gradInput" in tensors:
             on_threads(
-                _split_planes_dx, n * channels * spans, T, U, *inputs, *output, mean, rstd, gamma, group_sums, *sizes,
-                spans, tiling.streamed,
+                _split_planes_dx, n * channels * spans, size, T, U, *inputs, *output, mean, rstd, gamma, group_sums,
+                *sizes, spans, tiling.streamed,
             )  # fmt: skip
     if "gradInput" in images.packed:
         tensors["gradInput"][...] = views["gradInput"].reshape(tensors["gradInput"].shape)
@@ -345,7 +348,14 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
         if name in tensors:
             total = part(workspace, tiling.totals, (channels,), np.float64)
             on_threads(
-                reduce_sums, -(-channels // 256), sums + offset * 8, 2 * channels * 8, n, channels, address(total)
+                reduce_sums,
+                -(-channels // 256),
+                n * channels,
+                sums + offset * 8,
+                2 * channels * 8,
+                n,
+                channels,
+                address(total),
             )
             with np.errstate(all="ignore"):
                 tensors[name][...] = total.astype(np.float32).astype(tensors[name].dtype).reshape(tensors[name].shape)

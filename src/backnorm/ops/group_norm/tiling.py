@@ -7,14 +7,12 @@ from typing import NamedTuple
 from ...datatypes import F32, NUMPY
 from ...spec import Call
 from .._images import Images, lay_out
-from .._views import Parts, row_step
+from .._views import Parts, row_step, worth_streaming
 
 #: Rows of a chunk of pixels, whose sums stay in float32; elements of a task where runs are split.
 CHUNK_ROWS, SPAN = 128, 8192
 #: With fewer whole tasks than this, groups (or samples) are split over threads.
 FEWEST_TASKS = 16
-#: Results larger than this are written past the caches.
-STREAMED_BYTES = 8 << 20
 
 
 class Tiling(NamedTuple):
@@ -61,7 +59,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     group_sums = parts.take(n * groups * 16)
     coefficients = parts.take(n * 5 * padded * 4 if images.pixels else 0)
     totals = parts.take(2 * channels * 8)
-    streamed = "gradInput" in writes and call.input.numel * NUMPY[call.input.dtype].itemsize >= STREAMED_BYTES
+    size = NUMPY[call.input.dtype].itemsize
+    run = (channels if images.pixels else hw) * size
+    streamed = "gradInput" in writes and worth_streaming(call.input.numel * size, run)
     return Tiling(
         n, groups, channels // groups, hw, images, converted, split, chunks, spans, streamed,
         channel_sums, partials, group_sums, coefficients, totals, parts.bytes,

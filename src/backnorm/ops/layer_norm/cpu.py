@@ -23,6 +23,7 @@ from .._simd import (
     load_one,
     load_part,
     mul,
+    prefetch,
     splat,
     store,
     store_double,
@@ -62,6 +63,10 @@ def _rows4(
         left, at = n - c, c * size
         if left >= 16:
             wv = load(one, w + c * 4)
+            # Short rows are no stream a prefetcher follows: ask for the next four while these are summed.
+            for k in range(4, 8):
+                prefetch(dy + k * dy_step + at)
+                prefetch(x + k * x_step + at)
             d0, x0 = load(T, dy + at), mul(sub(load(T, x + at), m0), r0)
             d1, x1 = load(T, dy + dy_step + at), mul(sub(load(T, x + x_step + at), m1), r1)
             d2, x2 = load(T, dy + 2 * dy_step + at), mul(sub(load(T, x + 2 * x_step + at), m2), r2)
@@ -295,29 +300,19 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
 
     if not tiling.split:
         on_threads(
-            _whole_rows,
-            tiling.chunks,
-            T,
-            U,
-            *inputs,
-            dx,
-            dx_step,
-            partials,
-            rows,
-            cols,
-            tiling.chunk_rows,
+            _whole_rows, tiling.chunks, rows * cols, T, U, *inputs, dx, dx_step, partials, rows, cols, tiling.chunk_rows,
             tiling.streamed,
-        )
+        )  # fmt: skip
     else:
         row_sums = base + tiling.row_sums if dx is not None else None
         on_threads(
-            _split_sums, tiling.chunks * tiling.spans, T, *inputs, partials, row_sums, rows, cols, tiling.chunk_rows,
-            tiling.spans,
+            _split_sums, tiling.chunks * tiling.spans, rows * cols, T, *inputs, partials, row_sums, rows, cols,
+            tiling.chunk_rows, tiling.spans,
         )  # fmt: skip
         if dx is not None:
             on_threads(
-                _split_dx, rows * -(-tiling.spans // 8), T, U, *inputs, dx, dx_step, row_sums, cols, tiling.spans,
-                tiling.streamed,
+                _split_dx, rows * -(-tiling.spans // 8), rows * cols, T, U, *inputs, dx, dx_step, row_sums, cols,
+                tiling.spans, tiling.streamed,
             )  # fmt: skip
     for name in columns:
         out = tensors[name]
@@ -325,7 +320,15 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
             out = part(workspace, tiling.scattered[name], out.shape, out.dtype)
         start = base + tiling.partials + (0 if name == "gradWeightOut" else padded(cols) * 4)
         on_threads(
-            reduce_partials, -(-cols // 64), tag(out), start, padded(cols) * 8, tiling.chunks, cols, address(out)
+            reduce_partials,
+            -(-cols // 64),
+            tiling.chunks * cols,
+            tag(out),
+            start,
+            padded(cols) * 8,
+            tiling.chunks,
+            cols,
+            address(out),
         )
         if name in tiling.scattered:
             tensors[name][...] = out

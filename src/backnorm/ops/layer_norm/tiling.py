@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 from ...datatypes import F32, NUMPY
 from ...spec import Call
-from .._views import Parts, row_step
+from .._views import Parts, row_step, worth_streaming
 
 #: Rows of a chunk, whose column sums stay in float32, and columns of a task where rows are split.
 CHUNK_ROWS, SPAN = 128, 8192
 #: Rows longer than this are split over threads: four rows of both inputs no longer fit half of a 1 MiB L2 cache.
 LONGEST_WHOLE_ROW = 16384
-#: Results larger than this are written past the caches: they would only push the inputs out of them.
-STREAMED_BYTES = 8 << 20
 
 
 class Tiling(NamedTuple):
@@ -69,7 +67,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         for name in columns
         if row_step(call.values[name], 1, cols) is None
     }
-    streamed = "gradInputOut" in writes and rows * cols * NUMPY[call.gradInputOut.dtype].itemsize >= STREAMED_BYTES
+    streamed = "gradInputOut" in writes and worth_streaming(
+        rows * cols * NUMPY[call.gradInputOut.dtype].itemsize, cols * NUMPY[call.gradInputOut.dtype].itemsize
+    )
     return Tiling(
         rows, cols, (steps[0], steps[1], steps[2]), packed, converted, split, chunk_rows, chunks, spans, streamed,
         partials, row_sums, scattered, parts.bytes,
