@@ -79,17 +79,27 @@ def _from_torch(value: Any) -> Array:
     torch = sys.modules["torch"]
     if value.layout is not torch.strided or value.is_nested:
         raise TypeError(f"a {'nested' if value.is_nested else value.layout} tensor")
-    type_name, device = str(value.dtype).removeprefix("torch."), str(value.device)
-    if type_name not in BY_NAME:
-        return _unknown(value, tuple(value.shape), type_name, device)
-    desc = TensorDesc(tuple(value.shape), BY_NAME[type_name], tuple(value.stride()), device=device)
-    if value.device.type != "cpu" or desc.dtype not in (F32, F16, BF16):
+    kind, on_cpu = value.dtype, value.is_cpu
+    number = _TORCH_NUMBERS.get(kind)
+    if number is None:
+        type_name = str(kind).removeprefix("torch.")
+        if type_name not in BY_NAME:
+            return _unknown(value, tuple(value.shape), type_name, str(value.device))
+        number = _TORCH_NUMBERS[kind] = BY_NAME[type_name]
+    device = "cpu" if on_cpu else str(value.device)
+    desc = TensorDesc(tuple(value.shape), number, value.stride(), ND, device)
+    if not on_cpu or number not in (F32, F16, BF16):
         return Array(value, desc, None)
-    if value.numel() and value.data_ptr() == 0:
+    if value.data_ptr() == 0 and value.numel():
         raise TypeError("a tensor whose memory was freed")
-    plain = value.detach().resolve_neg()
-    view = plain.view(torch.int16).numpy().view(NUMPY[BF16]) if desc.dtype == BF16 else plain.numpy()
+    plain = value.detach() if value.requires_grad else value
+    plain = plain.resolve_neg() if plain.is_neg() else plain
+    view = plain.view(torch.int16).numpy().view(NUMPY[BF16]) if number == BF16 else plain.numpy()
     return Array(value, desc, view)
+
+
+_TORCH_NUMBERS: dict[Any, DataType] = {}
+"""The numbers of torch's types met so far; torch may not be there to ask beforehand."""
 
 
 def _from_dlpack(value: Any, function: str, name: str) -> Array:

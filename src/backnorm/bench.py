@@ -159,9 +159,9 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
         2, min(4, int(512e6 // moved))
     )  # fresh inputs every call; more than the caches hold, where memory allows
     pairs = [_contestants(op, sizes, _tensors(op, sizes, dtype)) for _ in range(sets)]
-    probe = _probe(moved, 2 if op == "batch_norm_backward_reduce" else 3)
+    probes = _probes(moved, 2 if op == "batch_norm_backward_reduce" else 3, sets)
     contestants: dict[str, list[Callable[[], Any]]] = {
-        "ours": [ours for ours, _ in pairs], "torch": [peer for _, peer in pairs], "probe": [probe],
+        "ours": [ours for ours, _ in pairs], "torch": [peer for _, peer in pairs], "probe": probes,
     }  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for calls in contestants.values():
@@ -204,27 +204,24 @@ def _check(pair: tuple[Callable[[], Any], Callable[[], Any]], dtype: str) -> Non
         raise RuntimeError("the results differ from PyTorch's: the times mean nothing")
 
 
-_probes: dict[tuple[int, int], Callable[[], None]] = {}
-
-
-def _probe(moved: int, streams: int) -> Callable[[], None]:
-    """A kernel that only moves bytes: reads two arrays, and streams out a third where the operator writes one."""
+def _probes(moved: int, streams: int, sets: int) -> list[Callable[[], None]]:
+    """Kernels that only move bytes: read two arrays, and stream out a third where the operator writes one."""
     from .ops._probe import move
 
-    part = max(1 << 16, moved // streams // 64 * 64)
-    key = (part, streams)
-    if key not in _probes:
-        _probes.clear()  # one at a time: they are as large as the operands
+    part = max(1 << 16, moved // streams // 256 * 256)
+    tasks = -(-part // (1 << 18))
+
+    def probe() -> Callable[[], None]:
         arrays = [np.ones(part + 64, np.uint8) for _ in range(streams)]
         places = [-(-array.ctypes.data // 64) * 64 for array in arrays]
         out = places[2] if streams == 3 else None
-        tasks = -(-part // (1 << 18))
 
         def run(keep: Any = arrays) -> None:
             threads.launch(move, tasks, part // 4, places[0], places[1], out, part)
 
-        _probes[key] = run
-    return _probes[key]
+        return run
+
+    return [probe() for _ in range(sets)]
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -63,23 +64,15 @@ def _pointer(b: Any, address: Any, to: Any) -> Any:
     return b.inttoptr(address, to.as_pointer())
 
 
-def _has_half_instructions() -> bool:
-    """Whether the target converts float16 in hardware; `NUMBA_CPU_NAME=generic` has no features at all."""
-    import platform
-
+def _feature(name: str) -> bool:
+    """Whether code is made for a CPU with this feature; `NUMBA_CPU_NAME=generic` has none at all."""
     settings: Any = config
     if settings.CPU_FEATURES is not None:
-        return "+f16c" in settings.CPU_FEATURES
-    if settings.CPU_NAME:
-        return False
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return platform.machine() in ("arm64", "aarch64")
-    import llvmlite.binding
-
-    return bool(llvmlite.binding.get_host_cpu_features().get("f16c"))
+        return f"+{name}" in settings.CPU_FEATURES.split(",")
+    return not settings.CPU_NAME and bool(llvmlite.binding.get_host_cpu_features().get(name))
 
 
-_HALF_INSTRUCTIONS = _has_half_instructions()
+_HALF_INSTRUCTIONS = _feature("f16c") or _feature("fullfp16")
 
 # --- conversions ------------------------------------------------------------------------------------------------------
 
@@ -265,19 +258,6 @@ def store_double(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.int64, types.float64), generate
-
-
-@_intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the cache line at an address; harmless wherever it points."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(b, args[0], ir.IntType(8))
-        function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
-        b.call(b.module.declare_intrinsic("llvm.prefetch.p0", (), function), [pointer, _i32(0), _i32(3), _i32(1)])
-        return context.get_dummy_value()
-
-    return types.none(types.int64), generate
 
 
 @_intrinsic

@@ -10,8 +10,8 @@ from ...spec import Call
 from .._views import Parts, row_step, worth_streaming
 
 #: Rows of a chunk, whose column sums stay in float32, and columns of a task where rows are split.
-CHUNK_ROWS, SPAN = 128, 8192
-#: Rows longer than this are split over threads: four rows of both inputs no longer fit half of a 1 MiB L2 cache.
+CHUNK_ROWS, SPAN = 64, 8192
+#: Rows longer than this are split over threads: both inputs no longer fit a quarter of a 1 MiB L2 cache.
 LONGEST_WHOLE_ROW = 16384
 
 
@@ -57,8 +57,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
-    # 64 chunks feed any machine's threads; a chunk is a multiple of the four rows that are read together.
-    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, -(-rows // 256) * 4)
+    # 64 chunks feed any machine's threads.
+    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, -(-rows // 64))
     chunks, spans = -(-rows // chunk_rows), -(-cols // SPAN)
     partials = parts.take(chunks * 2 * padded(cols) * 4 if columns else 0)
     row_sums = parts.take(rows * spans * 16 if split and "gradInputOut" in writes else 0)
