@@ -3,13 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint docs docs-check package clean
+.PHONY: run test test-generic bench lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto
+
+# The kernels on a CPU without any vector extension; their compiled code is kept apart.
+test-generic: $(VENV)/.dev
+	NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=build/generic $(BIN)/python -m pytest -n auto tests/test_cpu.py tests/test_numbers.py
+
+bench: $(VENV)/.dev
+	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -197,8 +197,8 @@ def test_masked_arrays_are_refused() -> None:
 
 
 def test_an_output_beyond_memory_is_a_memory_error() -> None:
-    one = np.broadcast_to(np.float32(1), (2**58, 2))
-    rows = np.broadcast_to(np.float32(1), (2**58,))
+    one = np.broadcast_to(np.float32(1), (2**50, 2))
+    rows = np.broadcast_to(np.float32(1), (2**50,))
     with pytest.raises(MemoryError, match="does not fit into memory"):
         backnorm.layer_norm_backward(one, one, (2,), rows, rows, output_mask=(True, False, False))
 
@@ -400,6 +400,20 @@ def test_out_may_be_an_input() -> None:
         expected = backnorm.layer_norm_backward(**call)
         backnorm.layer_norm_backward(**call, out=(call[name], np.zeros(12, np.float32), np.zeros(12, np.float32)))
         np.testing.assert_array_equal(call[name], expected[0])
+
+
+@pytest.mark.parametrize("cols", [12, 20_000])
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("name", ["grad_out", "input"])
+def test_column_sums_may_lie_on_an_input_of_one_row(name: str, place: int, cols: int) -> None:
+    call = layer_norm_call(rows=1, cols=cols)
+    call["grad_out"], call["input"] = call["grad_out"][0], call["input"][0]
+    call["mean"], call["rstd"] = call["mean"][0], call["rstd"][0]
+    expected = backnorm.layer_norm_backward(**call)
+    out = [np.zeros(cols, np.float32) for _ in range(3)]
+    out[place] = call[name]
+    for one, other in zip(backnorm.layer_norm_backward(**call, out=out), expected):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_bad_out() -> None:

@@ -25,8 +25,9 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 
 
 @pytest.fixture(autouse=True)
-def restore_threads() -> Iterator[None]:
+def restore_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = threads._num_threads
+    monkeypatch.setattr(threads, "_ELEMENTS_A_THREAD", 1)  # small work too is shared out
     yield
     threads._num_threads = before
 

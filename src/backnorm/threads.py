@@ -116,8 +116,8 @@ def set_num_threads(threads: int) -> None:
     _num_threads = threads
 
 
-#: Elements below which another thread costs more than it brings: about 20 microseconds of one.
-_ELEMENTS_A_THREAD = 32768
+#: Elements below which another thread costs more than it brings: waking one takes some 100 microseconds.
+_ELEMENTS_A_THREAD = 1 << 18
 
 
 def launch(kernel: Any, tasks: int, elements: int, *arguments: Any) -> None:

@@ -2,8 +2,7 @@
 
 Rows that fit the cache go through it once: a chunk of rows is a task; a row is read for its sums and for the column
 sums of the chunk, then again, from the cache, for dx. Longer rows are split: a task is a span of columns of a chunk for
-the sums, and a second sweep makes dx. Rows are read one after the other: four at a time save work on the column sums,
-but are no streams a prefetcher follows, and cost a third of the memory's speed below 4 KiB a row.
+the sums, and a second sweep makes dx.
 """
 
 from __future__ import annotations
@@ -39,30 +38,68 @@ from .tiling import Tiling, padded
 
 
 @inline
-def _sums(T: Any, dy: Any, x: Any, m: Any, r: Any, w: Any, dw: Any, db: Any, n: Any) -> Any:
-    """Sums of wdy and wdy * x_hat over up to SPAN columns of a row; adds to dw and db unless dw is None."""
+def _block(T: Any, dy: Any, x: Any, m: Any, r: Any, w: Any, dw: Any, db: Any, n: Any, first: Any) -> Any:
+    """Sums of wdy and wdy * x_hat over up to BLOCK columns of a row; adds to dw and db (or begins them) unless None."""
     one, size = np.float32(0), width(T)
     mean, rstd = splat(m), splat(r)
-    s1, s2 = 0.0, 0.0
-    for start in range(0, n, BLOCK):
-        a, b = splat(one), splat(one)
-        c, end = start, min(n, start + BLOCK)
-        while c < end:
-            left, at = end - c, c * size
-            if left >= 16:
-                wv, d, x_hat = load(one, w + c * 4), load(T, dy + at), mul(sub(load(T, x + at), mean), rstd)
+    a, b = splat(one), splat(one)
+    c = 0
+    while c + 16 <= n:
+        d, x_hat = load(T, dy + c * size), mul(sub(load(T, x + c * size), mean), rstd)
+        wv, p, k = load(one, w + c * 4), mul(d, x_hat), c * 4
+        if dw is not None:
+            if first:
+                store(one, dw + k, p)
+                store(one, db + k, d)
             else:
-                wv, d = load_part(one, w + c * 4, left), load_part(T, dy + at, left)
-                x_hat = keep(mul(sub(load_part(T, x + at, left), mean), rstd), left)
-            p = mul(d, x_hat)
-            if dw is not None:
-                store(one, dw + c * 4, add(load(one, dw + c * 4), p))
-                store(one, db + c * 4, add(load(one, db + c * 4), d))
-            a, b = fma(d, wv, a), fma(p, wv, b)
-            c += 16
-        s1 += np.float64(sum_lanes(a))
-        s2 += np.float64(sum_lanes(b))
-    return s1, s2
+                store(one, dw + k, add(load(one, dw + k), p))
+                store(one, db + k, add(load(one, db + k), d))
+        a, b = fma(d, wv, a), fma(p, wv, b)
+        c += 16
+    if c < n:
+        left, k = n - c, c * 4
+        d = load_part(T, dy + c * size, left)
+        x_hat = keep(mul(sub(load_part(T, x + c * size, left), mean), rstd), left)
+        wv, p = load_part(one, w + k, left), mul(d, x_hat)
+        if dw is not None:
+            if first:
+                store_part(one, dw + k, p, left)
+                store_part(one, db + k, d, left)
+            else:
+                store_part(one, dw + k, add(load_part(one, dw + k, left), p), left)
+                store_part(one, db + k, add(load_part(one, db + k, left), d), left)
+        a, b = fma(d, wv, a), fma(p, wv, b)
+    return np.float64(sum_lanes(a)), np.float64(sum_lanes(b))
+
+
+@inline
+def _sums(
+    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, n: Any,
+    row: Any, last: Any, first: Any, sums: Any, sums_step: Any,
+) -> Any:  # fmt: skip
+    """Row sums of the rows from `row` to `last` over up to SPAN columns, into sums; column sums onto dw and db.
+
+    Block by block, so that the column sums of a block stay in the L1 cache for all the rows.
+    """
+    size = width(T)
+    for c in range(0, n, BLOCK):
+        for i in range(row, last):
+            if dw is None:
+                dw_c, db_c = None, None
+            else:
+                dw_c, db_c = dw + c * 4, db + c * 4
+            m, r = load_one(mean + i * 4), load_one(rstd + i * 4)
+            a, b = _block(
+                T, dy + i * dy_step + c * size, x + i * x_step + c * size, m, r, w + c * 4, dw_c, db_c,
+                min(BLOCK, n - c), first and i == row,
+            )  # fmt: skip
+            place = sums + i * sums_step
+            if c == 0:
+                store_double(place, a)
+                store_double(place + 8, b)
+            else:
+                store_double(place, load_double(place) + a)
+                store_double(place + 8, load_double(place + 8) + b)
 
 
 @inline
@@ -92,73 +129,56 @@ def _finish(
         c += count
 
 
-@inline
-def _clear(sums: Any, n: Any) -> Any:
-    for c in range(0, n * 4, 64):
-        store(np.float32(0), sums + c, splat(np.float32(0)))
-
-
 @kernel
 def _whole_rows(
     next_task: Any, tasks: Any, T: Any, U: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, mean: Any, rstd: Any,
-    w: Any, dx: Any, dx_step: Any, partials: Any, rows: Any, cols: Any, chunk_rows: Any, streamed: Any,
+    w: Any, dx: Any, dx_step: Any, dw: Any, db: Any, partial_step: Any, sums: Any, rows: Any, cols: Any,
+    chunk_rows: Any, group_rows: Any, streamed: Any,
 ) -> Any:  # fmt: skip
     """A chunk of rows a task: column sums into its partials, and dx; None is not wanted. Steps count bytes."""
-    pad = (cols + 15) // 16 * 16
-    size = width(T)
     while True:
         task = take_task(next_task)
         if task >= tasks:
             return
-        if partials is not None:
-            _clear(partials + task * pad * 8, 2 * pad)
-        for row in range(task * chunk_rows, min(rows, task * chunk_rows + chunk_rows)):
-            d, p, m, r = dy + row * dy_step, x + row * x_step, load_one(mean + row * 4), load_one(rstd + row * 4)
-            s1, s2 = 0.0, 0.0
-            for c in range(0, cols, SPAN):
-                if partials is None:
-                    dw, db = None, None
-                else:
-                    dw = partials + task * pad * 8 + c * 4
-                    db = dw + pad * 4
-                a, b = _sums(T, d + c * size, p + c * size, m, r, w + c * 4, dw, db, min(SPAN, cols - c))
-                s1 += a
-                s2 += b
+        start, end = task * chunk_rows, min(rows, task * chunk_rows + chunk_rows)
+        if dw is None:
+            my_dw, my_db = None, None
+        else:
+            my_dw, my_db = dw + task * partial_step, db + task * partial_step
+        for row in range(start, end, group_rows):
+            last = min(end, row + group_rows)
+            _sums(T, dy, dy_step, x, x_step, mean, rstd, w, my_dw, my_db, cols, row, last, row == start, sums, 16)
             if dx is not None:
-                c1, c2 = np.float32(s1 / cols), np.float32(s2 / cols)
-                _finish(T, U, d, p, w, dx + row * dx_step, cols, m, r, c1, c2, streamed)
+                for i in range(row, last):
+                    c1 = np.float32(load_double(sums + i * 16) / cols)
+                    c2 = np.float32(load_double(sums + i * 16 + 8) / cols)
+                    m, r = load_one(mean + i * 4), load_one(rstd + i * 4)
+                    _finish(T, U, dy + i * dy_step, x + i * x_step, w, dx + i * dx_step, cols, m, r, c1, c2, streamed)
 
 
 @kernel
 def _split_sums(
     next_task: Any, tasks: Any, T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, mean: Any, rstd: Any, w: Any,
-    partials: Any, row_sums: Any, rows: Any, cols: Any, chunk_rows: Any, spans: Any,
+    dw: Any, db: Any, partial_step: Any, sums: Any, rows: Any, cols: Any, chunk_rows: Any, group_rows: Any, spans: Any,
 ) -> Any:  # fmt: skip
-    """A span of columns of a chunk of rows a task: column sums into partials, row sums into row_sums[row][span]."""
-    pad = (cols + 15) // 16 * 16
+    """A span of columns of a chunk of rows a task: column sums into its partials, row sums into sums[row][span]."""
     size = width(T)
     while True:
         task = take_task(next_task)
         if task >= tasks:
             return
-        chunk, span = task // spans, task % spans
-        start = span * SPAN
-        n = min(SPAN, cols - start)
-        if partials is None:
-            dw, db = None, None
+        chunk, c = task // spans, task % spans * SPAN
+        start, end = chunk * chunk_rows, min(rows, chunk * chunk_rows + chunk_rows)
+        if dw is None:
+            my_dw, my_db = None, None
         else:
-            dw = partials + chunk * pad * 8 + start * 4
-            db = dw + pad * 4
-            _clear(dw, (n + 15) // 16 * 16)
-            _clear(db, (n + 15) // 16 * 16)
-        for row in range(chunk * chunk_rows, min(rows, chunk * chunk_rows + chunk_rows)):
-            s1, s2 = _sums(
-                T, dy + row * dy_step + start * size, x + row * x_step + start * size, load_one(mean + row * 4),
-                load_one(rstd + row * 4), w + start * 4, dw, db, n,
+            my_dw, my_db = dw + chunk * partial_step + c * 4, db + chunk * partial_step + c * 4
+        for row in range(start, end, group_rows):
+            _sums(
+                T, dy + c * size, dy_step, x + c * size, x_step, mean, rstd, w + c * 4, my_dw, my_db,
+                min(SPAN, cols - c), row, min(end, row + group_rows), row == start, sums + task % spans * 16,
+                spans * 16,
             )  # fmt: skip
-            if row_sums is not None:
-                store_double(row_sums + (row * spans + span) * 16, s1)
-                store_double(row_sums + (row * spans + span) * 16 + 8, s2)
 
 
 @kernel
@@ -199,7 +219,15 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
     w = as_float32(tensors, "weightOptional", tiling.converted, cols, workspace)
     inputs = (address(dy), tiling.steps[0] * size, address(x), tiling.steps[1] * size, mean, rstd, w)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in tensors]
-    partials = base + tiling.partials if columns else None
+    partial_step, sums = padded(cols) * 8, base + tiling.row_sums
+    dw = base + tiling.partials if columns else None
+    db = base + tiling.partials + padded(cols) * 4 if columns else None
+    # An output may lie on gradOut or input, which are still read when the column sums are written.
+    direct = [name for name in tiling.direct if address(tensors[name]) not in (inputs[0], inputs[2])]
+    if "gradWeightOut" in direct:
+        dw = address(tensors["gradWeightOut"])
+    if "gradBiasOut" in direct:
+        db = address(tensors["gradBiasOut"])
     dx, dx_step, U = None, 0, T
     if "gradInputOut" in tensors:
         out = views["gradInputOut"]
@@ -207,36 +235,30 @@ def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
 
     if not tiling.split:
         on_threads(
-            _whole_rows, tiling.chunks, rows * cols, T, U, *inputs, dx, dx_step, partials, rows, cols,
-            tiling.chunk_rows, tiling.streamed,
+            _whole_rows, tiling.chunks, rows * cols, T, U, *inputs, dx, dx_step, dw, db, partial_step, sums, rows, cols,
+            tiling.chunk_rows, tiling.group_rows, tiling.streamed,
         )  # fmt: skip
     else:
-        row_sums = base + tiling.row_sums if dx is not None else None
         on_threads(
-            _split_sums, tiling.chunks * tiling.spans, rows * cols, T, *inputs, partials, row_sums, rows, cols,
-            tiling.chunk_rows, tiling.spans,
+            _split_sums, tiling.chunks * tiling.spans, rows * cols, T, *inputs, dw, db, partial_step, sums, rows, cols,
+            tiling.chunk_rows, tiling.group_rows, tiling.spans,
         )  # fmt: skip
         if dx is not None:
             on_threads(
-                _split_dx, rows * -(-tiling.spans // 8), rows * cols, T, U, *inputs, dx, dx_step, row_sums, cols,
+                _split_dx, rows * -(-tiling.spans // 8), rows * cols, T, U, *inputs, dx, dx_step, sums, cols,
                 tiling.spans, tiling.streamed,
             )  # fmt: skip
     for name in columns:
+        if name in direct:
+            continue
         out = tensors[name]
         if name in tiling.scattered:
             out = part(workspace, tiling.scattered[name], out.shape, out.dtype)
-        start = base + tiling.partials + (0 if name == "gradWeightOut" else padded(cols) * 4)
+        start = dw if name == "gradWeightOut" else db
         on_threads(
-            reduce_partials,
-            -(-cols // 64),
-            tiling.chunks * cols,
-            tag(out),
-            start,
-            padded(cols) * 8,
-            tiling.chunks,
-            cols,
+            reduce_partials, -(-cols // 64), tiling.chunks * cols, tag(out), start, partial_step, tiling.chunks, cols,
             address(out),
-        )
+        )  # fmt: skip
         if name in tiling.scattered:
             tensors[name][...] = out
     if "gradInputOut" in tiling.packed:

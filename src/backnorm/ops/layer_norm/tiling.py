@@ -11,8 +11,11 @@ from .._views import Parts, row_step, worth_streaming
 
 #: Rows of a chunk, whose column sums stay in float32, and columns of a task where rows are split.
 CHUNK_ROWS, SPAN = 64, 8192
-#: Rows longer than this are split over threads: both inputs no longer fit a quarter of a 1 MiB L2 cache.
-LONGEST_WHOLE_ROW = 16384
+#: Rows longer than this are split over threads; a whole row is one span.
+LONGEST_WHOLE_ROW = SPAN
+#: Rows that take turns on a block of columns, whose sums then stay in the L1 cache; short rows leave them there anyhow.
+#: Fewer columns at a time than this are no stream a prefetcher follows.
+GROUP_ROWS, LONGEST_UNGROUPED = 4, 2048
 
 
 class Tiling(NamedTuple):
@@ -26,6 +29,7 @@ class Tiling(NamedTuple):
     converted: dict[str, int]
     split: bool
     chunk_rows: int
+    group_rows: int
     chunks: int
     spans: int
     streamed: bool
@@ -33,6 +37,8 @@ class Tiling(NamedTuple):
     partials: int
     row_sums: int
     scattered: dict[str, int]
+    #: Outputs whose column sums need no second stage: one chunk, contiguous float32.
+    direct: tuple[str, ...]
     workspace_bytes: int
 
 
@@ -57,20 +63,21 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
-    # 64 chunks feed any machine's threads.
-    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, -(-rows // 64))
+    # 64 chunks feed any machine's threads; less than 8 Ki elements are not worth a task.
+    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 64), -(-8192 // cols)))
+    group_rows = 1 if cols <= LONGEST_UNGROUPED else GROUP_ROWS
     chunks, spans = -(-rows // chunk_rows), -(-cols // SPAN)
     partials = parts.take(chunks * 2 * padded(cols) * 4 if columns else 0)
-    row_sums = parts.take(rows * spans * 16 if split and "gradInputOut" in writes else 0)
+    row_sums = parts.take(rows * spans * 16)
+    contiguous = [name for name in columns if row_step(call.values[name], 1, cols) is not None]
+    direct = tuple(name for name in contiguous if chunks == 1 and call.values[name].dtype == F32)
     scattered: dict[str, int] = {
-        name: parts.take(cols * NUMPY[call.values[name].dtype].itemsize)
-        for name in columns
-        if row_step(call.values[name], 1, cols) is None
+        name: parts.take(cols * NUMPY[call.values[name].dtype].itemsize) for name in columns if name not in contiguous
     }
     streamed = "gradInputOut" in writes and worth_streaming(
         rows * cols * NUMPY[call.gradInputOut.dtype].itemsize, cols * NUMPY[call.gradInputOut.dtype].itemsize
     )
     return Tiling(
-        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, split, chunk_rows, chunks, spans, streamed,
-        partials, row_sums, scattered, parts.bytes,
+        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, split, chunk_rows, group_rows, chunks, spans,
+        streamed, partials, row_sums, scattered, direct, parts.bytes,
     )  # fmt: skip
