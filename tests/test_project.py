@@ -26,7 +26,9 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
     assert "make docs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/decisions.md", "docs/math.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/design.md", "docs/decisions.md", "docs/math.md", "docs/performance.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert ((ROOT / page).parent / target).exists(), target

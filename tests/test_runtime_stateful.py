@@ -13,6 +13,7 @@ from backnorm import acl, aclnn
 from backnorm.acl.runtime import runtime
 from backnorm.acl.streams import Event, Stream
 from backnorm.acl.tensors import BoolArray, Executor, IntArray, Tensor
+from backnorm.ops.layer_norm.reference import reference
 from backnorm.status import Status
 
 CODES = {int(status) for status in Status}
@@ -315,6 +316,41 @@ class Runtime(RuleBasedStateMachine):
         touched = [(address or 0, size) for address, size in zip(addresses, BYTES) if size]
         apart = all(a + n <= (workspace or 0) or (workspace or 0) + self.scratch <= a for a, n in touched)
         return apart and all(self.fits(a, n) for a, n in touched)
+
+    @rule(stream=st.none() | streams, seed=st.integers(0, 1000))
+    def run_well(self, stream: int | None, seed: int) -> None:
+        """A whole call that must succeed, amid whatever the others have left: the numbers are checked."""
+        if stream is not None and stream not in self.live[Stream]:
+            stream = None
+        self.expect(acl.rt.synchronize_stream(stream), 0, 500000)
+        rng = np.random.default_rng(seed)
+        host = [rng.standard_normal(dims).astype(np.float32) for dims in DIMS]
+        places = []
+        for array in host:
+            places.append(self.malloc(array.nbytes))
+            self.expect(acl.rt.memcpy(places[-1], array.nbytes, array.ctypes.data, array.nbytes, 1), 0)
+        made = [self.made(Tensor, acl.create_tensor(d, 0, None, 0, 2, d, a)) for d, a in zip(DIMS, places)]
+        shape, mask = acl.create_int_array([COLS]), acl.create_bool_array([True] * 3)
+        dy, x, mean, rstd, w, b, *outs = made
+        size, handle, ret = aclnn.aclnnLayerNormBackwardGetWorkspaceSize(dy, x, shape, mean, rstd, w, b, mask, *outs)
+        self.expect(ret, 0)
+        self.last = handle
+        workspace = self.malloc(size)
+        self.expect(aclnn.aclnnLayerNormBackward(workspace, size, handle, stream), 0)
+        self.expect(acl.rt.synchronize_stream(stream), 0)
+        result = np.empty((ROWS, COLS), np.float32)
+        self.expect(acl.rt.memcpy(result.ctypes.data, result.nbytes, places[6], result.nbytes, 2), 0)
+        names = ("gradOut", "input", "mean", "rstd", "weightOptional")
+        golden = reference({**dict(zip(names, host)), "normalizedShape": (COLS,)})["gradInputOut"]
+        np.testing.assert_allclose(result, golden, rtol=1e-4, atol=1e-4)
+        for tensor in made:
+            self.expect(acl.destroy_tensor(tensor), 0)
+            self.live[Tensor].discard(tensor)
+        self.expect(acl.destroy_int_array(shape), 0)
+        self.expect(acl.destroy_bool_array(mask), 0)
+        for place in (*places, workspace):
+            self.expect(acl.rt.free(place), 0)
+            del self.sizes[place]
 
     @rule(executor=anything | WILD)
     def destroy_executor(self, executor: int | None) -> None:
