@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import acl, cli, demo
+from backnorm import acl, bench, cli, demo, warmup
 from backnorm.ops import OPS
 
 RNG = np.random.default_rng(4)
@@ -191,6 +192,41 @@ def test_info_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for word in (backnorm.__version__, "cpu", "Ascend910_93", "Ascend310B", "mixed", "layer_norm"):
         assert word in text
+
+
+def test_warmup_compiles_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    every = list(warmup.work())
+    assert len(every) > 60
+    monkeypatch.setattr(warmup, "work", lambda: every[:2] + every[-2:])
+    assert run("warmup") == 0
+    assert "compiled and cached in" in capsys.readouterr().out
+
+
+def test_bench_prints_and_records(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = {
+        "layer_norm_backward": {"tiny": {"rows": 8, "cols": 32}},
+        "group_norm_backward": {"tiny": {"N": 2, "C": 4, "HxW": 9, "group": 2, "pixels": 1}},
+        "batch_norm_backward_reduce": {"tiny": {"N": 2, "C": 4, "HxW": 9, "pixels": 0}},
+    }
+    monkeypatch.setattr(bench, "SAMPLES", small)
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
+    assert run("bench", "--seconds", 0, "--odd", 0, "--dtype", "bfloat16", "-o", tmp_path / "results.jsonl") == 0
+    text = capsys.readouterr().out
+    assert text.count("tiny") == 3
+    assert text.count("geometric mean") == 3
+    machine, *lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert machine["device"] == "cpu"
+    assert {line["op"] for line in lines} == set(OPS)
+    assert all(line["ratio"] > 0 and line["share"] > 0 for line in lines)
+
+
+def test_odd_shapes_are_shapes() -> None:
+    for op, _, sizes in bench.odd_samples(np.random.default_rng(0), 50):
+        assert bench.bytes_moved(op, sizes, "float32") > 4e6
+        if op == "group_norm_backward":
+            assert sizes["C"] % sizes["group"] == 0
 
 
 def test_help_names_every_argument(capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,7 +296,7 @@ def _info(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     print(f"backnorm {__version__} (Python {platform.python_version()}, NumPy {np.__version__})")
-    print(f"devices: {', '.join(BACKENDS)} ({len(os.sched_getaffinity(0))} CPUs, {platform.machine()})")
+    print(f"devices: {', '.join(BACKENDS)} ({get_num_threads()} threads, {platform.machine()})")
     print(f"default product of the two-phase calls: {DEFAULT_PRODUCT} (BACKNORM_SOC)")
     table = Table(title="Data types by product and operator", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("product", "series", *(op.folder for op in OPS.values())):

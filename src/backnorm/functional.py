@@ -182,14 +182,20 @@ def _run(op: OpSpec, arguments: Mapping[str, Any], out: Sequence[Any] | None, pr
 class _Scratch(threading.local):
     """Each thread's workspace, kept from call to call: fresh memory costs a page fault for every 4 KiB."""
 
+    #: More than this, which only packed copies of large views need, is given back after the call.
+    LARGEST_KEPT = 256 << 20
+
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def take(self, size: int) -> Any:
-        if self._memory.size < size:
-            block = np.empty(size + 64, np.uint8)
-            self._memory = block[-block.ctypes.data % 64 :]
-        return self._memory
+        if self._memory.size >= size:
+            return self._memory
+        block = np.empty(size + 64, np.uint8)
+        aligned = block[-block.ctypes.data % 64 :]
+        if size <= self.LARGEST_KEPT:
+            self._memory = aligned
+        return aligned
 
 
 _scratch = _Scratch()

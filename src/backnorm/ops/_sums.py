@@ -52,8 +52,11 @@ def kernel(function: Any) -> Any:
     Numba takes code from its cache while the function's own file is unchanged; ours are made of pieces of other files,
     so the hash of all of them takes the place of that stamp. The CPU's name and features are in Numba's key already.
     """
-    compiled: Any = njit(nogil=True, cache=True)(function)
-    compiled._cache._cache_file._source_stamp = _SOURCES
+    try:
+        compiled: Any = njit(nogil=True, cache=True)(function)
+        compiled._cache._cache_file._source_stamp = _SOURCES
+    except (RuntimeError, AttributeError):  # nowhere to keep it; compiled anew in every process
+        return njit(nogil=True)(function)
     return compiled
 
 
