@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from backnorm import document
+from backnorm.bench import geometric_mean
+from backnorm.ops import OPS
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +35,17 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_table_of_speed_is_that_of_the_results() -> None:
+    _, *results = [json.loads(line) for line in (ROOT / "benchmarks/results/cpu.jsonl").read_text().splitlines()]
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for op in OPS:
+        cells = []
+        for dtype in ("float32", "bfloat16", "float16"):
+            ratios = [line["ratio"] for line in results if (line["op"], line["dtype"]) == (op, dtype)]
+            cells.append(f"{geometric_mean(ratios):.2f}, {min(ratios):.2f}")
+        assert " | ".join(cells) in page, (op, cells)
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -73,6 +73,52 @@ def _block(T: Any, dy: Any, x: Any, m: Any, r: Any, w: Any, dw: Any, db: Any, n:
 
 
 @inline
+def _four_rows(
+    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, n: Any,
+    first: Any,
+) -> Any:  # fmt: skip
+    """The same for four rows together: a quarter of the traffic on the column sums, for rows long enough to be four
+    streams (34 against 28 GB/s at 4096 columns; below 2048 it is slower). Each row adds as it would alone."""
+    one, size = np.float32(0), width(T)
+    zero = splat(one)
+    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+    m0, m1 = splat(load_one(mean)), splat(load_one(mean + 4))
+    m2, m3 = splat(load_one(mean + 8)), splat(load_one(mean + 12))
+    r0, r1 = splat(load_one(rstd)), splat(load_one(rstd + 4))
+    r2, r3 = splat(load_one(rstd + 8)), splat(load_one(rstd + 12))
+    dy1, dy2, dy3 = dy + dy_step, dy + 2 * dy_step, dy + 3 * dy_step
+    x1, x2, x3 = x + x_step, x + 2 * x_step, x + 3 * x_step
+    for c in range(0, n, 16):
+        at, k = c * size, c * 4
+        wv = load(one, w + k)
+        d0, d1, d2, d3 = load(T, dy + at), load(T, dy1 + at), load(T, dy2 + at), load(T, dy3 + at)
+        p0, p1 = mul(d0, mul(sub(load(T, x + at), m0), r0)), mul(d1, mul(sub(load(T, x1 + at), m1), r1))
+        p2, p3 = mul(d2, mul(sub(load(T, x2 + at), m2), r2)), mul(d3, mul(sub(load(T, x3 + at), m3), r3))
+        if dw is not None:
+            p, d = add(add(p0, p1), add(p2, p3)), add(add(d0, d1), add(d2, d3))
+            if not first:
+                p, d = add(load(one, dw + k), p), add(load(one, db + k), d)
+            store(one, dw + k, p)
+            store(one, db + k, d)
+        a0, a1, a2, a3 = fma(d0, wv, a0), fma(d1, wv, a1), fma(d2, wv, a2), fma(d3, wv, a3)
+        b0, b1, b2, b3 = fma(p0, wv, b0), fma(p1, wv, b1), fma(p2, wv, b2), fma(p3, wv, b3)
+    return (
+        np.float64(sum_lanes(a0)), np.float64(sum_lanes(a1)), np.float64(sum_lanes(a2)), np.float64(sum_lanes(a3)),
+        np.float64(sum_lanes(b0)), np.float64(sum_lanes(b1)), np.float64(sum_lanes(b2)), np.float64(sum_lanes(b3)),
+    )  # fmt: skip
+
+
+@inline
+def _add_sums(place: Any, begin: Any, a: Any, b: Any) -> Any:
+    if begin:
+        store_double(place, a)
+        store_double(place + 8, b)
+    else:
+        store_double(place, load_double(place) + a)
+        store_double(place + 8, load_double(place + 8) + b)
+
+
+@inline
 def _sums(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, n: Any,
     row: Any, last: Any, first: Any, sums: Any, sums_step: Any,
@@ -83,23 +129,29 @@ def _sums(
     """
     size = width(T)
     for c in range(0, n, BLOCK):
-        for i in range(row, last):
-            if dw is None:
-                dw_c, db_c = None, None
-            else:
-                dw_c, db_c = dw + c * 4, db + c * 4
-            m, r = load_one(mean + i * 4), load_one(rstd + i * 4)
-            a, b = _block(
-                T, dy + i * dy_step + c * size, x + i * x_step + c * size, m, r, w + c * 4, dw_c, db_c,
-                min(BLOCK, n - c), first and i == row,
+        length = min(BLOCK, n - c)
+        if dw is None:
+            dw_c, db_c = None, None
+        else:
+            dw_c, db_c = dw + c * 4, db + c * 4
+        if last - row == 4 and length % 16 == 0:
+            a0, a1, a2, a3, b0, b1, b2, b3 = _four_rows(
+                T, dy + row * dy_step + c * size, dy_step, x + row * x_step + c * size, x_step, mean + row * 4,
+                rstd + row * 4, w + c * 4, dw_c, db_c, length, first,
             )  # fmt: skip
-            place = sums + i * sums_step
-            if c == 0:
-                store_double(place, a)
-                store_double(place + 8, b)
-            else:
-                store_double(place, load_double(place) + a)
-                store_double(place + 8, load_double(place + 8) + b)
+            place = sums + row * sums_step
+            _add_sums(place, c == 0, a0, b0)
+            _add_sums(place + sums_step, c == 0, a1, b1)
+            _add_sums(place + 2 * sums_step, c == 0, a2, b2)
+            _add_sums(place + 3 * sums_step, c == 0, a3, b3)
+        else:
+            for i in range(row, last):
+                m, r = load_one(mean + i * 4), load_one(rstd + i * 4)
+                a, b = _block(
+                    T, dy + i * dy_step + c * size, x + i * x_step + c * size, m, r, w + c * 4, dw_c, db_c, length,
+                    first and i == row,
+                )  # fmt: skip
+                _add_sums(sums + i * sums_step, c == 0, a, b)
 
 
 @inline
