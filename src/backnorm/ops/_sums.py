@@ -1,6 +1,6 @@
 """The sums more than one CPU kernel is made of, in an order that depends on sizes alone.
 
-float32 within BLOCK elements of a run or ROWS rows of a column, float64 beyond.
+float32 within BLOCK elements of a run or CHUNK_ROWS rows of a column, float64 beyond.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from ._simd import (
     width,
     zeros_wide,
 )
-
-#: Elements of a run summed in float32, and elements a task of a split run takes: 64 vectors, 512 vectors.
-BLOCK, SPAN = 1024, 8192
-#: Rows of a column summed in float32; more costs digits, fewer only grows the partials.
-ROWS = 64
+from ._views import BLOCK, SPAN
 
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
@@ -137,7 +133,7 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 def sum_columns(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, m: Any, r: Any, sums: Any
 ) -> Any:
-    """float32 sums of dy and dy * x_hat down up to ROWS rows, into sums and sums + 4 * padded columns.
+    """float32 sums of dy and dy * x_hat down up to CHUNK_ROWS rows, into sums and sums + 4 * padded columns.
 
     m and r hold a mean and an rstd for each column; steps count bytes. Row after row: several at a time are no streams
     a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).

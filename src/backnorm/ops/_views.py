@@ -1,4 +1,4 @@
-"""Views as the CPU kernels see them: rows of contiguous columns, and the workspace cut into parts. Pure integers."""
+"""Views as the CPU kernels see them, the sizes of their sums, and the workspace cut into parts. Pure integers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ..spec import Shape, TensorDesc
+
+#: The tree of every sum. Elements of a run summed in float32; elements a task of a split run takes; rows of a column
+#: summed in float32: more costs digits, fewer only grows the partial sums.
+BLOCK, SPAN, CHUNK_ROWS = 1024, 8192, 64
 
 
 class Parts:

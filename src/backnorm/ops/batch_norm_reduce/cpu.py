@@ -11,7 +11,8 @@ from ...threads import launch as on_threads
 from .._memory import address, as_float32, part, tag
 from .._simd import load_double, load_one, store_double, take_task
 from .._sums import kernel, reduce_partials_wide, reduce_sums, sum_columns, sum_run
-from .tiling import CHUNK_ROWS, Tiling
+from .._views import CHUNK_ROWS
+from .tiling import Tiling
 
 
 @kernel

@@ -8,10 +8,8 @@ from typing import NamedTuple
 from ...datatypes import F32
 from ...spec import Call
 from .._images import Images, lay_out
-from .._views import Parts, row_step
+from .._views import CHUNK_ROWS, Parts, row_step
 
-#: Rows of a chunk of pixels, whose sums stay in float32.
-CHUNK_ROWS = 64
 #: Elements of a task of planes: as many channels, then samples, as reach this.
 TASK_CHANNELS_ELEMENTS, TASK_ELEMENTS = 16384, 131072
 

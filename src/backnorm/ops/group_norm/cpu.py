@@ -31,8 +31,9 @@ from .._simd import (
     take_task,
     width,
 )
-from .._sums import SPAN, add_partials, inline, kernel, reduce_sums, sum_columns, sum_run, sum_span
-from .tiling import CHUNK_ROWS, Tiling
+from .._sums import add_partials, inline, kernel, reduce_sums, sum_columns, sum_run, sum_span
+from .._views import CHUNK_ROWS, SPAN
+from .tiling import Tiling
 
 
 @inline

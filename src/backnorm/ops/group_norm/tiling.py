@@ -7,10 +7,8 @@ from typing import NamedTuple
 from ...datatypes import F32, NUMPY
 from ...spec import Call
 from .._images import Images, lay_out
-from .._views import Parts, row_step, worth_streaming
+from .._views import CHUNK_ROWS, SPAN, Parts, row_step, worth_streaming
 
-#: Rows of a chunk of pixels, whose sums stay in float32; elements of a task where runs are split.
-CHUNK_ROWS, SPAN = 64, 8192
 #: With fewer whole tasks than this, groups (or samples) are split over threads.
 FEWEST_TASKS = 16
 

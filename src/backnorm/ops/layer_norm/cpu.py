@@ -33,7 +33,8 @@ from .._simd import (
     take_task,
     width,
 )
-from .._sums import BLOCK, SPAN, inline, kernel, reduce_partials
+from .._sums import inline, kernel, reduce_partials
+from .._views import BLOCK, SPAN
 from .tiling import Tiling, padded
 
 

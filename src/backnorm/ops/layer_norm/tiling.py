@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from ...datatypes import F32, NUMPY
 from ...spec import Call
-from .._views import Parts, row_step, worth_streaming
+from .._views import CHUNK_ROWS, SPAN, Parts, row_step, worth_streaming
 
-#: Rows of a chunk, whose column sums stay in float32, and columns of a task where rows are split.
-CHUNK_ROWS, SPAN = 64, 8192
 #: Rows longer than this are split over threads; a whole row is one span.
 LONGEST_WHOLE_ROW = SPAN
 #: Rows that take turns on a block of columns, whose sums then stay in the L1 cache; short rows leave them there anyhow.
