@@ -828,3 +828,54 @@ def test_a_closed_stream_takes_no_work() -> None:
     with pytest.raises(Exception, match="destroyed"):
         lonely.submit(Task("test"))
     assert acl.finalize() == 0
+
+
+def test_handles_keep_growing_over_a_restart() -> None:
+    acl.finalize()
+    assert acl.init() == 0
+    before = acl.create_int_array([1])
+    assert acl.destroy_int_array(before) == 0
+    assert acl.finalize() == 0
+    assert acl.init() == 0
+    after = acl.create_int_array([1])
+    assert after > before
+    assert acl.destroy_int_array(after) == 0
+    assert acl.finalize() == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_an_event_stands_for_its_newest_recording() -> None:
+    handle = stream()
+    event, _ = acl.rt.create_event()
+    assert acl.rt.record_event(event, handle) == 0
+    assert acl.rt.synchronize_stream(handle) == 0
+    go = block(handle)
+    assert acl.rt.record_event(event, handle) == 0
+    assert acl.rt.query_event(event) == (acl.ACL_EVENT_STATUS_NOT_READY, 0)
+    go.set()
+    assert acl.rt.synchronize_event(event) == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_an_early_event_does_not_cover_later_work() -> None:
+    handle, address = stream(), malloc(64)
+    event, _ = acl.rt.create_event()
+    assert acl.rt.record_event(event, handle) == 0
+    assert acl.rt.memset_async(address, 64, 7, 64, handle) == 0
+    assert acl.rt.synchronize_event(event) == 0
+    assert acl.rt.free(address) == 0
+    assert acl.rt.synchronize_stream(handle) == 500000
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_copy_whose_memory_is_freed_is_found_out_and_not_made() -> None:
+    handle, address = stream(), malloc(64)
+    host = np.zeros(64, np.uint8)
+    assert acl.rt.memset(address, 64, 0x101, 64) == 0  # the low byte counts
+    go = block(handle)
+    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 64, D2H, handle) == 0
+    assert acl.rt.free(address) == 0
+    go.set()
+    assert acl.rt.synchronize_stream(handle) == 500000
+    assert "aclrtMemcpyAsync" in last_message()
+    assert not host.any()

@@ -343,6 +343,15 @@ def test_a_workspace_freed_before_synchronize_is_found_out(layer_norm: LayerNorm
     assert "aclnnLayerNormBackward was queued with the memory at" in message()
 
 
+@pytest.mark.parametrize("name", ["gradOut", "gradInputOut"])
+def test_a_tensor_freed_before_synchronize_is_found_out(layer_norm: LayerNorm, name: str) -> None:
+    size, executor, _ = layer_norm.plan()
+    assert run(layer_norm.client.malloc(size), size, executor) == 0
+    assert acl.rt.free(layer_norm.address[name]) == 0
+    assert acl.rt.synchronize_stream(None) == 500000
+    assert f"{layer_norm.address[name]:#x}" in message()
+
+
 def test_streams_of_phase_two(layer_norm: LayerNorm) -> None:
     mine, _ = acl.rt.create_context(0)
     theirs, _ = acl.rt.create_stream()
