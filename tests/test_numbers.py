@@ -19,7 +19,7 @@ def _run_and_check(good: Good) -> None:
 
 @pytest.mark.usefixtures("ready")
 @given(good=good_calls())
-@settings(max_examples=800)
+@settings(max_examples=1500)
 def test_any_shape_type_mask_layout_and_product_agrees_with_the_reference(good: Good) -> None:
     _run_and_check(good)
 
