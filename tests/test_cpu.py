@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import backnorm
-from backnorm import threads
+from backnorm import functional, plan, threads
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
+from backnorm.ops import _views
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import reference as ln
@@ -104,6 +105,18 @@ def test_the_same_bits_at_any_alignment() -> None:
         out = (moved[2], np.empty(cols, np.float32), np.empty(cols, np.float32))
         seen.add(bits(backnorm.layer_norm_backward(moved[0], moved[1], (cols,), ones, ones, out=out)))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = bits(CALLS[call](dtype))
+    monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
+    functional._kind.cache_clear()
+    plan._make_plan.cache_clear()
+    assert bits(CALLS[call](dtype)) == expected
+    functional._kind.cache_clear()
+    plan._make_plan.cache_clear()
 
 
 def test_planes_and_pixels_give_the_same_gradients() -> None:

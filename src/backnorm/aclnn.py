@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from .acl.entry import Converter, Text, attempt, status_call
 from .acl.memory import BadAddress
 from .acl.messages import AclFailure
@@ -106,24 +104,24 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
         raise AclFailure(
             INVALID, f"workspaceSize must be what phase one gave ({plan.workspace_bytes} bytes); got {workspace_size}"
         )
-    scratch, blocks = np.empty(0, np.uint8), set()
+    blocks = set()
     if workspace_size:
         try:
             block = runtime.memory.locate(workspace, workspace + workspace_size, "device")
         except BadAddress as reason:
             raise AclFailure(INVALID, f"workspace must be live device memory: {reason}") from None
         blocks.add(block)
-        scratch = block.bytes[workspace - block.address :][:workspace_size]
-    arrays = {}
-    for name in (*plan.reads, *plan.writes):
+    starts = []
+    for name in plan.tensors:
         try:
-            block, touched, arrays[name] = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
+            block, touched, start = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
         except BadAddress as reason:
             raise AclFailure(INVALID, f"{name} must lie inside one live device allocation: {reason}") from None
         if touched.start < workspace + plan.workspace_bytes and workspace < touched.stop:
             raise AclFailure(INVALID, f"workspace must be apart from {name}; got {workspace:#x}, which lies on it")
         blocks.add(block)
-    return Task(plan.op.c_name, lambda: plan.execute(arrays, scratch), tuple(blocks))
+        starts.append(start)
+    return Task(plan.op.c_name, lambda: plan.execute(workspace, starts), tuple(blocks))
 
 
 def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import dlpack
-from .datatypes import BF16, BY_NAME, F16, F32, NUMBERS, NUMPY, DataType, Format
-from .spec import INVALID, TensorDesc
+from .datatypes import BY_NAME, NUMBERS, NUMPY, DataType, Format
+from .spec import INVALID, Shape, TensorDesc
 from .status import AclnnError, Status
 
 NDArray = npt.NDArray[Any]
@@ -18,11 +20,31 @@ ND = int(Format.ND)
 
 
 class Array(NamedTuple):
-    """A caller's array: the object itself, its descriptor, and a NumPy view of its memory."""
+    """A caller's array: the object itself, its descriptor, and the NumPy array or torch tensor that has its memory."""
 
     owner: Any
     desc: TensorDesc
-    view: NDArray | None  # None where the memory is not the CPU's
+    memory: Any
+
+    @property
+    def address(self) -> int:
+        """Where the first element lies."""
+        return _data(self.memory) if type(self.memory) is np.ndarray else self.memory.data_ptr()
+
+
+def _data(array: NDArray) -> int:
+    """array.ctypes.data in a third of the time, where the data pointer follows the object's head, as it always did."""
+    address: int = _Pointer.from_address(id(array) + _HEAD).value or 0
+    return address
+
+
+_Pointer, _HEAD = ctypes.c_size_t, object.__basicsize__
+_some = np.zeros(1, np.uint8)
+if _data(_some) != _some.ctypes.data:
+
+    def _data(array: NDArray) -> int:
+        address: int = array.ctypes.data
+        return address
 
 
 def is_torch(value: Any) -> bool:
@@ -34,15 +56,15 @@ def describe(value: Any, function: str, name: str) -> Array:
     """An argument as an Array. Anything that is no array is a TypeError."""
     if type(value) is np.ndarray:
         return _from_numpy(value, value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{function}: {name} must be an array without a mask; got a masked array")
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _from_numpy(value, np.asarray(value))
     if is_torch(value):
         try:
             return _from_torch(value)
         except Exception as error:  # nested, fake, functional, freed: torch has many tensors without memory
             raise TypeError(f"{function}: {name} must be a dense tensor with memory of its own; got {error}") from error
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{function}: {name} must be an array without a mask; got a masked array")
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _from_numpy(value, np.asarray(value))
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _from_dlpack(value, function, name)
     raise TypeError(
@@ -53,53 +75,60 @@ def describe(value: Any, function: str, name: str) -> Array:
 def describe_output(value: Any, function: str, name: str) -> Array:
     """The same for an array to write into."""
     array = describe(value, function, name)
-    in_place = not isinstance(value, np.generic) and not (is_torch(value) and value.is_neg())
-    if not in_place or (array.view is not None and not array.view.flags.writeable):
+    memory = array.memory
+    writable = (
+        array.owner is memory if is_torch(value) else not isinstance(value, np.generic) and memory.flags.writeable
+    )
+    if array.desc.dtype != DataType.UNDEFINED and not writable:
         raise AclnnError(INVALID, name, f"{function}: {name} must be writable in place; got a read-only array")
     return array
 
 
 def _unknown(owner: Any, shape: tuple[int, ...], type_name: str, device: str = "cpu") -> Array:
     """An array whose type has no number; the rules refuse it, by its own name."""
-    return Array(owner, TensorDesc(shape, DataType.UNDEFINED, (0,) * len(shape), ND, device, type_name), None)
+    return Array(owner, _unknown_desc(shape, type_name, device), None)
+
+
+def _unknown_desc(shape: Shape, type_name: str, device: str) -> TensorDesc:
+    return TensorDesc(shape, DataType.UNDEFINED, (0,) * len(shape), ND, device, type_name)
+
+
+@lru_cache(maxsize=4096)
+def _numpy_desc(shape: Shape, strides: Shape, dtype: np.dtype[Any]) -> TensorDesc | None:
+    """None where the strides are no whole elements."""
+    size = dtype.itemsize
+    if any(stride % size for stride in strides):
+        return None
+    return TensorDesc(shape, NUMBERS[dtype], tuple(stride // size for stride in strides))
 
 
 def _from_numpy(owner: Any, view: NDArray) -> Array:
-    number = NUMBERS.get(view.dtype)
-    if number is None:
+    if view.dtype not in NUMBERS:
         return _unknown(owner, view.shape, str(view.dtype))
-    size = view.itemsize
-    if any([stride % size for stride in view.strides]):  # noqa: C419 (a list is twice as fast here)
-        view = view.copy()  # a field of packed records: its strides are no whole elements
-        view.flags.writeable = False
-    return Array(owner, TensorDesc(view.shape, number, tuple([stride // size for stride in view.strides])), view)
+    desc = _numpy_desc(view.shape, view.strides, view.dtype)
+    if desc is None:  # a field of packed records
+        copy = view.copy()
+        copy.flags.writeable = False
+        return _from_numpy(owner, copy)
+    return Array(owner, desc, view)
+
+
+@lru_cache(maxsize=4096)
+def _torch_desc(shape: Any, strides: Shape, kind: Any, device: Any) -> TensorDesc:
+    type_name = str(kind).removeprefix("torch.")
+    place = "cpu" if device.type == "cpu" else str(device)
+    if type_name not in BY_NAME:
+        return _unknown_desc(tuple(shape), type_name, place)
+    return TensorDesc(tuple(shape), BY_NAME[type_name], strides, ND, place)
 
 
 def _from_torch(value: Any) -> Array:
-    torch = sys.modules["torch"]
-    if value.layout is not torch.strided or value.is_nested:
+    if value.layout is not sys.modules["torch"].strided or value.is_nested:
         raise TypeError(f"a {'nested' if value.is_nested else value.layout} tensor")
-    kind, on_cpu = value.dtype, value.is_cpu
-    number = _TORCH_NUMBERS.get(kind)
-    if number is None:
-        type_name = str(kind).removeprefix("torch.")
-        if type_name not in BY_NAME:
-            return _unknown(value, tuple(value.shape), type_name, str(value.device))
-        number = _TORCH_NUMBERS[kind] = BY_NAME[type_name]
-    device = "cpu" if on_cpu else str(value.device)
-    desc = TensorDesc(tuple(value.shape), number, value.stride(), ND, device)
-    if not on_cpu or number not in (F32, F16, BF16):
-        return Array(value, desc, None)
-    if value.data_ptr() == 0 and value.numel():
+    plain = value.detach().resolve_neg() if value.is_neg() else value
+    if plain.is_cpu and plain.data_ptr() == 0 and plain.numel():
         raise TypeError("a tensor whose memory was freed")
-    plain = value.detach() if value.requires_grad else value
-    plain = plain.resolve_neg() if plain.is_neg() else plain
-    view = plain.view(torch.int16).numpy().view(NUMPY[BF16]) if number == BF16 else plain.numpy()
-    return Array(value, desc, view)
-
-
-_TORCH_NUMBERS: dict[Any, DataType] = {}
-"""The numbers of torch's types met so far; torch may not be there to ask beforehand."""
+    return Array(value, _torch_desc(value.shape, plain.stride(), value.dtype, value.device), plain)
 
 
 def _from_dlpack(value: Any, function: str, name: str) -> Array:
@@ -124,10 +153,13 @@ def allocate(desc: TensorDesc, like: Array) -> Array:
         if is_torch(like.owner):
             torch = sys.modules["torch"]
             dtype = getattr(torch, NUMPY[desc.dtype].name)
-            return _from_torch(torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.owner.device))
+            tensor = torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.owner.device)
+            return Array(tensor, desc, tensor)
         numpy = NUMPY[desc.dtype]
         memory = np.empty(desc.numel, numpy)
-        view = np.ndarray(desc.shape, numpy, memory, 0, [stride * numpy.itemsize for stride in desc.strides])
+        view = memory
+        if len(desc.shape) != 1:
+            view = np.ndarray(desc.shape, numpy, memory, 0, [stride * numpy.itemsize for stride in desc.strides])
         return Array(view, desc, view)
     except (MemoryError, ValueError, RuntimeError):
         raise MemoryError(f"an output of shape {list(desc.shape)} does not fit into memory") from None

@@ -1,28 +1,61 @@
-"""From the device of a tensor to the module that computes there, loaded on first use."""
+"""From the device of a tensor to what computes there, loaded on first use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .spec import OpSpec
+from .spec import Call, OpSpec
 from .status import AclnnError, Status
 
-#: Device type -> the module of an operator's folder that holds its kernels.
-BACKENDS = {"cpu": "cpu"}
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
-def find_backend(op: OpSpec, device: str, parameter: str) -> Any:
-    """The operator's kernel module for a device; an error, never another device, where there is none."""
-    module = BACKENDS.get(device.partition(":")[0])
-    if module is None:
+class Backend(Protocol):
+    """One device's way to do an operator."""
+
+    def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
+        """The integers of a call, `workspace_bytes` among them."""
+
+    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+        """A function of the addresses of the workspace and of the plan's tensors that does the work."""
+
+
+class _Cpu:
+    def __init__(self, folder: str) -> None:
+        self._folder = f".ops.{folder}"
+
+    def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
+        return import_module(f"{self._folder}.tiling", __package__).tile(call, writes)
+
+    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+        from . import threads
+        from .ops._copy import fill_with_zeros
+        from .ops._program import Program
+
+        program = Program(plan.tensors)
+        if plan.tiling is None:
+            for name in plan.writes:
+                fill_with_zeros(program, name, plan.call.values[name])
+        else:
+            import_module(f"{self._folder}.cpu", __package__).build(program, plan.tiling, plan.call)
+        code = program.code()
+        return lambda pointers: threads.run(code, pointers)
+
+
+#: By the type of a device.
+BACKENDS: dict[str, Callable[[str], Backend]] = {"cpu": _Cpu}
+
+
+def find_backend(op: OpSpec, device: str, parameter: str) -> Backend:
+    """The operator's backend for a device; an error, never another device, where there is none."""
+    backend = BACKENDS.get(device.partition(":")[0])
+    if backend is None:
         raise AclnnError(
             Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
             parameter,
             f"{op.name}: {parameter} must be on a supported device ({', '.join(BACKENDS)}); got {device}",
         )
-    return import_module(f".ops.{op.folder}.{module}", __package__)
-
-
-def find_tiling(op: OpSpec) -> Any:
-    return import_module(f".ops.{op.folder}.tiling", __package__)
+    return backend(op.folder)

@@ -206,20 +206,20 @@ def _check(pair: tuple[Callable[[], Any], Callable[[], Any]], dtype: str) -> Non
 
 def _probes(moved: int, streams: int, sets: int) -> list[Callable[[], None]]:
     """Kernels that only move bytes: read two arrays, and stream out a third where the operator writes one."""
-    from .ops._probe import move
+    from .ops._probe import TASK_BYTES, move
+    from .ops._program import Place, Program
 
     part = max(1 << 16, moved // streams // 256 * 256)
-    tasks = -(-part // (1 << 18))
+    program = Program(("a", "b", "out"))
+    places = Place("a", 0), Place("b", 0), Place("out", 0)
+    program.job(move(streams == 3), -(-part // TASK_BYTES), part // 4, *places, part)
+    code = program.code()
 
     def probe() -> Callable[[], None]:
         arrays = [np.ones(part + 64, np.uint8) for _ in range(streams)]
-        places = [-(-array.ctypes.data // 64) * 64 for array in arrays]
-        out = places[2] if streams == 3 else None
-
-        def run(keep: Any = arrays) -> None:
-            threads.launch(move, tasks, part // 4, places[0], places[1], out, part)
-
-        return run
+        pointers = [-(-array.ctypes.data // 64) * 64 for array in arrays]
+        pointers = [0, *pointers, *[0] * (3 - streams)]
+        return lambda keep=arrays: threads.run(code, pointers)  # type: ignore[misc]
 
     return [probe() for _ in range(sets)]
 

@@ -80,6 +80,11 @@ NUMBERS: dict[np.dtype[Any], DataType] = {numpy: DataType(number) for number, nu
 BY_NAME: dict[str, DataType] = {numpy.name: DataType(number) for number, numpy in NUMPY.items()}
 
 
+def itemsize(number: int) -> int:
+    """Bytes of an element."""
+    return NUMPY[number].itemsize
+
+
 def dtype_name(number: int) -> str:
     """`float32` for 0, `data type 99` for a number without a name."""
     if number in NUMPY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from . import dlpack
 from .arguments import to_bool, to_bool_array, to_int64, to_int_array
 from .arrays import Array, allocate, describe, describe_output, is_torch
 from .ops import OPS
-from .plan import make_plan
+from .plan import Plan, make_plan
 from .products import PRODUCTS, Product, find_product
 from .spec import (
     ARRAYS,
@@ -144,67 +145,105 @@ def batch_norm_backward_reduce(
     return sum_dy, sum_dy_xmu, grad_weight, grad_bias
 
 
+class _Kind:
+    """Calls with the same arguments but for the data: what they request, and their plans by the outputs given."""
+
+    def __init__(self, op: OpSpec, inputs: tuple[Any, ...], profile: Product) -> None:
+        self.values: dict[str, Any] = {"workspaceSize": True, "executor": True}
+        self.values.update(zip((param.name for param in op.inputs), inputs))
+        self._op, self._profile = op, profile
+        call = Call(op, self.values, profile)
+        self.wanted = tuple(call.requests(param) for param in op.outputs)
+        self.complete = all(param.optional or self.values[param.name] is not None for param in op.inputs)
+        self._call = call
+        self.plans: dict[Any, tuple[Plan, tuple[TensorDesc | None, ...]]] = {}
+
+    def plan(self, outputs: tuple[TensorDesc | None, ...] | None) -> tuple[Plan, tuple[TensorDesc | None, ...]]:
+        """The plan for outputs described so, or (None) for those an array function allocates, which it also gives."""
+        if outputs not in self.plans:
+            descs = outputs
+            if descs is None:
+                descs = tuple(
+                    _default_output(param, self._call) if wanted and self.complete else None
+                    for param, wanted in zip(self._op.outputs, self.wanted)
+                )
+            values = {**self.values, **dict(zip((param.name for param in self._op.outputs), descs))}
+            plan = make_plan(self._op, values, self._profile.name, ARRAYS)
+            if len(self.plans) > 64:
+                self.plans.clear()
+            self.plans[outputs] = plan, descs
+        return self.plans[outputs]
+
+
+@lru_cache(maxsize=1024)
+def _kind(op_name: str, inputs: tuple[Any, ...], product: str) -> _Kind:
+    op = OPS[op_name]
+    return _Kind(op, inputs, _profile(op, product))
+
+
 def _run(op: OpSpec, arguments: Mapping[str, Any], out: Sequence[Any] | None, product: str) -> tuple[Any, ...]:
-    profile = _profile(op, product)
+    if not isinstance(product, str):
+        _profile(op, product)
     arrays: dict[str, Array] = {}
-    values: dict[str, Any] = {"workspaceSize": True, "executor": True}
+    inputs = []
     for param in op.inputs:
         value = arguments[param.name]
-        if value is not None and param.kind == "tensor":
-            arrays[param.name] = describe(value, op.name, param.array_name)
-            values[param.name] = arrays[param.name].desc
+        if param.kind != "tensor":
+            inputs.append(_CONVERT[param.kind](_label(op.name, param.array_name), value))
+        elif value is None:
+            inputs.append(None)
         else:
-            values[param.name] = _CONVERT[param.kind](f"{op.name}: {param.array_name}", value)
-
-    call = Call(op, values, profile)
-    complete = all(param.optional or values[param.name] is not None for param in op.inputs)
-    for param, given in zip(op.outputs, _given_outputs(op, out)):
-        values[param.name] = None
-        if not call.requests(param):
-            continue
-        if out is None and complete:
-            values[param.name] = _default_output(param, call)
-        elif given is not None:
-            arrays[param.name] = describe_output(given, op.name, param.array_name)
-            values[param.name] = arrays[param.name].desc
-
-    plan = make_plan(op, values, profile.name, ARRAYS)
-    give_back = _returner(arrays["input"].owner) if out is None else None
-    wanted = [param.name for param in op.outputs if call.requests(param)]
+            array = arrays[param.name] = describe(value, op.name, param.array_name)
+            inputs.append(array.desc)
+    kind = _kind(op.name, tuple(inputs), product)
     if out is None:
-        arrays.update({name: allocate(values[name], arrays["input"]) for name in wanted})
-    tensors = {name: arrays[name].view for name in (*plan.reads, *plan.writes)}
-    plan.execute(tensors, _scratch.take(plan.workspace_bytes))
-    results = {name: give_back(arrays[name]) if give_back else arrays[name].owner for name in wanted}
-    return tuple(results.get(param.name) for param in op.outputs)
+        plan, descs = kind.plan(None)
+        input = arrays["input"]
+        give_back = _returner(input.owner)
+        for param, desc in zip(op.outputs, descs):
+            if desc is not None:
+                arrays[param.name] = allocate(desc, input)
+    else:
+        give_back = None
+        for param, given, wanted in zip(op.outputs, _given_outputs(op, out), kind.wanted):
+            if wanted and given is not None:
+                arrays[param.name] = describe_output(given, op.name, param.array_name)
+        plan, descs = kind.plan(tuple(arrays[p.name].desc if p.name in arrays else None for p in op.outputs))
+    workspace = _scratch.take(plan.workspace_bytes)
+    plan.execute(workspace, [arrays[name].address for name in plan.tensors])
+    results = (arrays.get(param.name) for param in op.outputs)
+    return tuple(None if array is None else array.owner if give_back is None else give_back(array) for array in results)
+
+
+@cache
+def _label(function: str, parameter: str) -> str:
+    return f"{function}: {parameter}"
 
 
 class _Scratch(threading.local):
     """Each thread's workspace, kept from call to call: fresh memory costs a page fault for every 4 KiB."""
 
-    #: More than this, which only packed copies of large views need, is given back after the call.
+    #: More than this, which only packed copies of large views need, is given back after the next call.
     LARGEST_KEPT = 256 << 20
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
+        self._memory, self._size, self._address = np.empty(0, np.uint8), 0, 0
 
-    def take(self, size: int) -> Any:
-        if self._memory.size >= size:
-            return self._memory
-        block = np.empty(size + 64, np.uint8)
-        aligned = block[-block.ctypes.data % 64 :]
-        if size <= self.LARGEST_KEPT:
-            self._memory = aligned
-        return aligned
+    def take(self, size: int) -> int:
+        """The address of that many bytes, good until the next call."""
+        if self._size < size or self._size > self.LARGEST_KEPT:
+            self._memory, self._size = np.empty(size + 64, np.uint8), size
+            self._address = -(-self._memory.ctypes.data // 64) * 64
+        return self._address
 
 
 _scratch = _Scratch()
 
 
-def _returner(input: Any) -> Callable[[Array], Any]:
-    """How a result becomes an array of the library that input came from."""
-    if is_torch(input) or isinstance(input, (np.ndarray, np.generic)):
-        return lambda array: array.owner
+def _returner(input: Any) -> Callable[[Array], Any] | None:
+    """How a result becomes an array of the library that input came from; None where it is one already."""
+    if isinstance(input, (np.ndarray, np.generic)) or is_torch(input):
+        return None
     from_dlpack = dlpack.importer(input)
     return lambda array: dlpack.lend(array.owner, from_dlpack)
 

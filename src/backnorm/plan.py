@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from . import backends
@@ -22,21 +22,28 @@ class Plan:
     """What one call will do. Holds no pointers."""
 
     op: OpSpec
+    call: Call
     #: The tensors that are read and written; all other tensors are never looked at.
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     workspace_bytes: int
-    #: The kernel's integers; None where there is nothing to sum, and `writes` are filled with zeros.
+    #: The kernels' integers; None where there is nothing to sum, and `writes` are filled with zeros.
     tiling: Any
-    backend: Any
+    backend: backends.Backend
 
-    def execute(self, tensors: Mapping[str, Any], workspace: Any) -> None:
-        """Run on arrays of the backend, by C name; `workspace` has at least `workspace_bytes` bytes."""
-        if self.tiling is not None:
-            self.backend.launch(self.tiling, tensors, workspace)
-        else:
-            for name in self.writes:
-                tensors[name][...] = 0
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors whose addresses `execute` takes."""
+        return (*self.reads, *self.writes)
+
+    @cached_property
+    def _run(self) -> Callable[[Sequence[int]], None]:
+        return self.backend.prepare(self)
+
+    def execute(self, workspace: int, addresses: Sequence[int]) -> None:
+        """Run on `workspace_bytes` of scratch memory and the tensors, each by the address of its first element."""
+        if self.writes:
+            self._run((workspace, *addresses))
 
 
 def make_plan(op: OpSpec, values: Mapping[str, Any], product: str, door: str) -> Plan:
@@ -56,18 +63,18 @@ def _make_plan(op_name: str, key: tuple[Any, ...], product: str, door: str) -> P
     device = _one_device(call, (*inputs, *writes))
     backend = backends.find_backend(op, device, op.by_name[inputs[0]].array_name)
     if not writes:
-        return Plan(op, (), (), 0, None, backend)
+        return Plan(op, call, (), (), 0, None, backend)
     if call.input.numel == 0:
         with_elements = tuple(name for name in writes if call.values[name].numel)
-        return Plan(op, (), with_elements, 0, None, backend)
-    tiling = backends.find_tiling(op).tile(call, writes)
+        return Plan(op, call, (), with_elements, 0, None, backend)
+    tiling = backend.tile(call, writes)
     if tiling.workspace_bytes >= 2**63:
         raise AclnnError(
             Status.ACLNN_ERR_INNER_TILING_ERROR,
             "workspaceSize",
             f"workspaceSize must fit 63 bits; got a call that needs {tiling.workspace_bytes} bytes",
         )
-    return Plan(op, tuple(inputs), writes, tiling.workspace_bytes, tiling, backend)
+    return Plan(op, call, tuple(inputs), writes, tiling.workspace_bytes, tiling, backend)
 
 
 def _one_device(call: Call, names: tuple[str, ...]) -> str:

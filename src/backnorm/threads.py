@@ -1,15 +1,19 @@
-"""A small pool of threads for kernels that run without the interpreter's lock.
+"""How many threads a call may use, and the pool they come from.
 
-Tasks of a launch are numbered; every thread takes the next number until none is left. What a task computes depends on
-its number alone, so results do not depend on how many threads there are. Safe for calls from several threads at once
-(each caller works on its own launch, helpers join whoever asked first) and after fork (a child makes a new pool).
+Helpers are Python threads that never hold the interpreter's lock while they wait or work (`ops/_workers.py`): after a
+job they look for the next one for a moment, then sleep. Tasks of a job are numbered, and what a task computes depends
+on its number alone, so results do not depend on how many threads there are. One caller at a time has the helpers; who
+calls meanwhile works alone. A forked child makes a pool of its own.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import struct
 import threading
-from queue import SimpleQueue
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,70 +34,91 @@ def _initial_threads() -> int:
     return int(text)
 
 
-class _Launch:
-    """One kernel over its tasks. `seats` are for helpers: taken one by one, withdrawn when the caller is done."""
-
-    def __init__(self, kernel: Any, tasks: int, arguments: tuple[Any, ...], helpers: int) -> None:
-        self.kernel, self.tasks, self.arguments = kernel, tasks, arguments
-        self.next_task = np.zeros(1, np.int64)
-        self.seats = [None] * helpers
-        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def work(self) -> None:
-        self.kernel(self.next_task.ctypes.data, self.tasks, *self.arguments)
-
-    def help(self) -> None:
-        try:
-            self.seats.pop()
-        except IndexError:
-            return
-        try:
-            self.work()
-        except BaseException as error:
-            self.done.put(error)
-        else:
-            self.done.put(None)
+#: Elements below which another thread costs more than it brings: a helper that looks joins within a microsecond, one
+#: that sleeps takes its caller some 5 microseconds to wake.
+_ELEMENTS_A_THREAD = 1 << 14
+#: How often a helper looks for work before it sleeps: some 100 microseconds, the time between two calls.
+_LOOKS = 2000
 
 
 class _Pool:
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.launches: SimpleQueue[_Launch] = SimpleQueue()
-        self.helpers = 0
+        from .ops import _workers
+
+        self._lock = threading.Lock()
+        self._helpers: list[threading.Thread] = []
+        self._code = _workers
+        self._memory = np.zeros(_workers.POOL_BYTES + 64, np.uint8)
+        self.address = -(-self._memory.ctypes.data // 64) * 64
+        self._run = _workers.run.ctypes
+        c = ctypes.CDLL(None)
+        c.pthread_mutex_init(ctypes.c_void_p(self.address + _workers.MUTEX), None)
+        c.pthread_cond_init(ctypes.c_void_p(self.address + _workers.CONDITION), None)
+        self._wake_all = c.pthread_cond_broadcast
 
     def ensure(self, helpers: int) -> None:
-        if self.helpers >= helpers:
+        if len(self._helpers) >= helpers:
             return
-        with self.lock:
-            while self.helpers < helpers:
-                threading.Thread(target=self._serve, name="backnorm-worker", daemon=True).start()
-                self.helpers += 1
+        with self._lock:
+            # A helper that looks takes a CPU from whoever else would use it: not where there is none to spare.
+            self._set(self._code.SPINS, _LOOKS if helpers < _usable_cpus() else 0)
+            while len(self._helpers) < helpers:
+                serve = self._code.serve.ctypes
+                helper = threading.Thread(target=serve, args=(self.address,), name="backnorm-worker", daemon=True)
+                helper.start()
+                self._helpers.append(helper)
 
-    def _serve(self) -> None:
-        while True:
-            self.launches.get().help()
+    def run(self, code: int, pointers: int, words: int, threads: int) -> None:
+        self.ensure(threads - 1)
+        self._run(self.address, code, pointers, words, threads, _ELEMENTS_A_THREAD)
+
+    def stop(self) -> None:
+        """Let the helpers return: native code must not be running when the interpreter takes it away."""
+        self._set(self._code.STOP, 1)
+        while any(helper.is_alive() for helper in self._helpers):
+            self._wake_all(ctypes.c_void_p(self.address + self._code.CONDITION))
+            for helper in self._helpers:
+                helper.join(0.001)
+
+    def _set(self, word: int, value: int) -> None:
+        ctypes.c_int64.from_address(self.address + word).value = value
 
 
-class _Alone(threading.local):
-    """A counter of tasks for launches that need no helpers."""
+class _Words(threading.local):
+    """Each thread's memory for the numbers of the program it runs."""
 
     def __init__(self) -> None:
-        self._counter = np.zeros(1, np.int64)
-        self._address = self._counter.ctypes.data
+        self.take(512)
 
-    def next_task(self) -> int:
-        self._counter[0] = 0
-        return self._address
+    def take(self, count: int) -> None:
+        self._memory = np.zeros(count, np.int64)
+        self.buffer: Any = self._memory.data.cast("B")
+        self.address, self.count = self._memory.ctypes.data, count
 
 
-_alone = _Alone()
-_pool = _Pool()
+_words = _Words()
+_pool: _Pool | None = None
+_pool_lock = threading.Lock()
 _num_threads: int | None = None
 
 
-def _forget_pool() -> None:
+def _get_pool() -> _Pool:
     global _pool
-    _pool = _Pool()
+    with _pool_lock:
+        if _pool is None:
+            _pool = _Pool()
+        return _pool
+
+
+def _forget_pool() -> None:
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+@atexit.register
+def _stop_pool() -> None:
+    if _pool is not None:
+        _pool.stop()
 
 
 if hasattr(os, "register_at_fork"):
@@ -116,32 +141,15 @@ def set_num_threads(threads: int) -> None:
     _num_threads = threads
 
 
-#: Elements below which another thread costs more than it brings: waking one takes some 100 microseconds.
-_ELEMENTS_A_THREAD = 1 << 18
+_pack = [struct.Struct(f"{count}q").pack_into for count in range(32)]
 
 
-def launch(kernel: Any, tasks: int, elements: int, *arguments: Any) -> None:
-    """Run kernel(address of the next task's number, tasks, *arguments) on the caller's and the pool's threads.
-
-    `elements` is the size of the whole work, which decides how many threads are worth waking.
-    """
-    helpers = min(get_num_threads(), tasks, elements // _ELEMENTS_A_THREAD) - 1
-    if helpers <= 0:
-        kernel(_alone.next_task(), tasks, *arguments)
-        return
-    work = _Launch(kernel, tasks, arguments, helpers)
-    _pool.ensure(helpers)
-    for _ in range(helpers):
-        _pool.launches.put(work)
-    work.work()
-    unused = 0
-    while work.seats:
-        try:
-            work.seats.pop()
-            unused += 1
-        except IndexError:
-            break
-    for _ in range(helpers - unused):
-        error = work.done.get()
-        if error is not None:
-            raise error
+def run(code: Any, pointers: Sequence[int]) -> None:
+    """Run a program (`Program.code()`) with the address of the workspace and those of its tensors."""
+    pool = _pool or _get_pool()
+    places = len(pointers)
+    if _words.count < code.words:
+        _words.take(2 * code.words)
+    _pack[places](_words.buffer, 0, *pointers)
+    address = _words.address
+    pool.run(code.address, address, address + 8 * places, _num_threads or get_num_threads())

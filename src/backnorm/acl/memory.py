@@ -41,14 +41,6 @@ class Allocation:
     def end(self) -> int:
         return self.address + self.size
 
-    def view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Any:
-        """A NumPy view whose element at index 0 lies at `address`; strides count elements."""
-        byte_strides = [stride * dtype.itemsize if size > 1 else 0 for size, stride in zip(shape, strides)]
-        try:
-            return np.ndarray(shape, dtype, self.bytes.data, address - self.address, byte_strides)
-        except ValueError as error:
-            raise BadAddress(f"its shape is beyond what can be computed: {error}") from None
-
 
 class _Blocks:
     """Blocks by address; live and freed ones never share memory, so each range finds at most its own."""

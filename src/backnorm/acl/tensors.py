@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..datatypes import NUMPY
+from ..datatypes import itemsize
 from ..plan import Plan
 from ..spec import Shape, TensorDesc, span
 from .memory import Allocation, BadAddress, Memory, check_inside
@@ -21,17 +20,19 @@ class Tensor:
     storage_shape: Shape
     address: int
 
-    def locate(self, memory: Memory, address: int) -> tuple[Allocation, range, Any]:
-        """Where the view at `address` lies, as allocation and bytes, and the view as a NumPy array."""
+    def locate(self, memory: Memory, address: int) -> tuple[Allocation, range, int]:
+        """Where the view at `address` lies: its allocation, its bytes, and its first element."""
         if address == 0:
             raise BadAddress("its data is null")
         block = memory.locate(address, address + 1, "device")
-        dtype = NUMPY[self.desc.dtype]
+        size = itemsize(self.desc.dtype)
         low, high = span(self.desc.shape, self.desc.strides)
-        start = address + self.offset * dtype.itemsize
-        touched = range(start + low * dtype.itemsize, start + (high + 1) * dtype.itemsize)
+        start = address + self.offset * size
+        touched = range(start + low * size, start + (high + 1) * size)
         check_inside(block, touched.start, touched.stop)
-        return block, touched, block.view(start, self.desc.shape, dtype, self.desc.strides)
+        if self.desc.numel * size >= 2**63:
+            raise BadAddress(f"its shape {list(self.desc.shape)} is beyond what can be computed")
+        return block, touched, start
 
 
 @dataclass(eq=False)

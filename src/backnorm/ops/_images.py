@@ -7,11 +7,15 @@ element are. What is neither is packed into one of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import NamedTuple
 
-from ..datatypes import NUMPY
+from ..datatypes import itemsize
 from ..spec import TensorDesc
 from ._views import Parts, image_strides
+
+#: Rows of pixels are joined to rows of at least this many elements, but of no more than that.
+_SHORTEST, _LONGEST = 48, 1024
 
 
 class Images(NamedTuple):
@@ -23,17 +27,37 @@ class Images(NamedTuple):
 
 
 def lay_out(tensors: Mapping[str, TensorDesc], samples: int, channels: int, image: int, parts: Parts) -> Images:
-    """The layout of the last of the inputs decides; `tensors` maps names to descriptors."""
+    """The layout of input decides; `tensors` maps names to descriptors."""
     shape = (samples, channels, image)
     strides = {name: image_strides(desc, shape) for name, desc in tensors.items()}
     lead = strides["input"]
     pixels = lead is not None and channels > 1 and lead[1] == 1 and (image == 1 or lead[2] != 1)
+    if None in strides.values():
+        pixels = False  # an order of its own, which only planes can be packed from
     steps, packed = {}, {}
     for name, desc in tensors.items():
         found = strides[name]
         inner, count, outer = (1, channels, 2) if pixels else (2, image, 1)
         if found is None or (count > 1 and found[inner] != 1):
-            packed[name] = parts.take(desc.numel * NUMPY[desc.dtype].itemsize)
+            packed[name] = parts.take(desc.numel * itemsize(desc.dtype))
             found = (channels * image, 1, channels) if pixels else (channels * image, image, 1)
         steps[name] = (found[0], found[outer])
     return Images(pixels, steps, packed)
+
+
+def joined(images: Images, channels: int, image: int) -> int:
+    """How many elements' channels (pixels) the kernels take as one row: enough to keep vectors busy, and so many that
+    they fill whole ones where images are large enough for what that costs."""
+    if any(inner != channels for _, inner in images.steps.values()):
+        return 1
+    shortest = -(-_SHORTEST // channels)
+    full = 16 // gcd(channels, 16)
+    full *= -(-shortest // full)
+    if full * channels <= _LONGEST and full * 32 <= image:
+        return full
+    return min(shortest, image)
+
+
+def layout_strides(images: Images, channels: int, image: int) -> tuple[int, int, int]:
+    """Strides of (samples, channels, image) in a packed tensor."""
+    return (channels * image, 1, channels) if images.pixels else (channels * image, image, 1)

@@ -15,7 +15,8 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
+from numba.core import cgutils, config
+from numba.core.errors import RequireLiteralValue
 from numba.extending import intrinsic, models, register_model
 
 from ..datatypes import BF16, F16, F32
@@ -23,7 +24,7 @@ from ..datatypes import BF16, F16, F32
 LANES = 16
 
 #: One scalar for each data type; Numba tells them apart by type.
-TAGS = {F32: np.float32(0), BF16: np.uint16(0), F16: np.int16(0)}
+TAGS: dict[int, Any] = {F32: np.float32(0), BF16: np.uint16(0), F16: np.int16(0)}
 _F32, _BF16, _F16 = types.float32, types.uint16, types.int16
 
 _float, _double, _half = ir.FloatType(), ir.DoubleType(), ir.HalfType()
@@ -261,13 +262,108 @@ def store_double(typing: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
-def take_task(typing: Any, address: Any) -> Any:
-    """The next task's number; no two threads get the same."""
+def words(typing: Any, address: Any, count: Any) -> Any:
+    """`count` (a literal) whole numbers from memory: the arguments of a kernel."""
+    if not isinstance(count, types.IntegerLiteral):
+        raise RequireLiteralValue("count must be a literal")
+    result = types.UniTuple(types.int64, count.literal_value)
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", _pointer(b, args[0], _i64), _i64(1), "monotonic")
+        first = _pointer(b, args[0], _i64)
+        values = [b.load(b.gep(first, [_i64(i)])) for i in range(signature.return_type.count)]
+        return context.make_tuple(b, signature.return_type, values)
 
-    return types.int64(types.int64), generate
+    return result(types.int64, count), generate
+
+
+@_intrinsic
+def load_scalar(typing: Any, tag: Any, address: Any) -> Any:
+    """One element as float32."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        raw = b.load(_pointer(b, args[1], _raw(kind)), align=_bytes(kind))
+        if kind == _F32:
+            return raw
+        vector = b.insert_element(ir.Constant(_v(_i16), None), raw, _i32(0))
+        return b.extract_element(_widen(b, kind, vector), _i32(0))
+
+    return types.float32(tag, types.int64), generate
+
+
+@_intrinsic
+def store_scalar(typing: Any, tag: Any, address: Any, value: Any) -> Any:
+    """One element, rounded once to nearest even."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind, value = signature.args[0], args[2]
+        if kind != _F32:
+            vector = b.insert_element(ir.Constant(_v(_float), None), value, _i32(0))
+            value = b.extract_element(_narrow(b, kind, vector), _i32(0))
+        b.store(value, _pointer(b, args[1], value.type), align=_bytes(kind))
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, types.float32), generate
+
+
+@_intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for a cache line to read; any address will do."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(b, args[0], ir.IntType(8))
+        function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
+        fetch = b.module.declare_intrinsic("llvm.prefetch.p0", (), function)
+        b.call(fetch, [pointer, _i32(0), _i32(3), _i32(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), generate
+
+
+@_intrinsic
+def scratch(typing: Any, size: Any) -> Any:
+    """Memory of a kernel's own, on a cache line, for as long as it runs; `size` is a literal."""
+    if not isinstance(size, types.IntegerLiteral):
+        raise RequireLiteralValue("size must be a literal")
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        count = signature.args[0].literal_value // 64
+        place = cgutils.alloca_once(b, _v(_float), count)
+        place.align = 64
+        return b.ptrtoint(place, _i64)
+
+    return types.int64(size), generate
+
+
+@_intrinsic
+def load_line(typing: Any, address: Any) -> Any:
+    """64 bytes of any type, as they are."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load(_pointer(b, args[0], _v(_float)), align=1)
+
+    return vec(types.int64), generate
+
+
+@_intrinsic
+def stream_line(typing: Any, address: Any, value: Any) -> Any:
+    """64 bytes past the caches; the address must be a multiple of 64."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _emit_store(b, _F32, args[0], args[1], True)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, vec), generate
+
+
+@_intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8)
+        cgutils.raw_memcpy(b, _pointer(b, args[0], byte), _pointer(b, args[1], byte), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), generate
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -282,7 +378,7 @@ def _binary(instruction: str, kind: Any) -> Any:
 
 
 add, sub, mul = _binary("fadd", vec), _binary("fsub", vec), _binary("fmul", vec)
-add_wide = _binary("fadd", wide)
+add_wide, mul_wide = _binary("fadd", wide), _binary("fmul", wide)
 
 
 @_intrinsic
@@ -357,3 +453,11 @@ def store_wide(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.int64, wide), generate
+
+
+@_intrinsic
+def load_wide(typing: Any, address: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load(_pointer(b, args[0], _v(_double)), align=8)
+
+    return wide(types.int64), generate

@@ -1,71 +1,52 @@
 """The sums more than one CPU kernel is made of, in an order that depends on sizes alone.
 
-float32 within BLOCK elements of a run or CHUNK_ROWS rows of a column, float64 beyond.
+float32 within BLOCK elements of a run or some rows of a column, float64 beyond.
 """
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ._native import inline, kernel
 from ._simd import (
     add,
     add_wide,
+    copy_bytes,
     fma,
     keep,
     load,
-    load_double,
-    load_one,
+    load_line,
     load_part,
+    load_wide,
     mul,
+    mul_wide,
     narrow,
     splat,
     store,
-    store_double,
     store_part,
     store_wide,
+    stream_line,
     sub,
     sum_lanes,
-    take_task,
     widen,
     width,
+    words,
     zeros_wide,
 )
 from ._views import BLOCK, SPAN
 
-_SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-).hexdigest()
-
-
-def kernel(function: Any) -> Any:
-    """Compile without the interpreter's lock, and keep the code on disk.
-
-    Numba takes code from its cache while the function's own file is unchanged; ours are made of pieces of other files,
-    so the hash of all of them takes the place of that stamp. The CPU's name and features are in Numba's key already.
-    """
-    try:
-        compiled: Any = njit(nogil=True, cache=True)(function)
-        compiled._cache._cache_file._source_stamp = _SOURCES
-    except (RuntimeError, AttributeError):  # nowhere to keep it; compiled anew in every process
-        return njit(nogil=True)(function)
-    return compiled
-
-
-inline: Any = njit(nogil=True)  # a piece of kernels; LLVM decides whether to inline it
-
 
 @inline
-def _terms(T: Any, dy: Any, x: Any, mean: Any, rstd: Any, g: Any) -> Any:
-    """wdy and x_hat of 16 elements; g None stands for 1."""
-    wdy = load(T, dy)
+def _terms(T: Any, dy: Any, x: Any, count: Any, mean: Any, rstd: Any, g: Any) -> Any:
+    """wdy and x_hat of up to 16 elements, zeros beyond; None for rstd or g stands for 1."""
+    wdy, x_hat = load_part(T, dy, count), sub(load_part(T, x, count), mean)
+    if rstd is not None:
+        x_hat = mul(x_hat, rstd)
     if g is not None:
-        wdy = mul(wdy, splat(g))
-    return wdy, mul(sub(load(T, x), mean), rstd)
+        wdy = keep(mul(wdy, splat(g)), count)
+    return wdy, keep(x_hat, count)
 
 
 @inline
@@ -76,30 +57,27 @@ def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
     """
     zero = splat(np.float32(0))
     a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
-    mean, rstd = splat(m), splat(r)
+    mean = splat(m)
+    rstd = None if r is None else splat(r)
     size = width(T)
     step, end = 16 * size, n * size
     at = 0
     while at + 4 * step <= end:
-        wdy, x_hat = _terms(T, dy + at, x + at, mean, rstd, g)
+        wdy, x_hat = _terms(T, dy + at, x + at, 16, mean, rstd, g)
         a0, b0 = add(a0, wdy), fma(wdy, x_hat, b0)
-        wdy, x_hat = _terms(T, dy + at + step, x + at + step, mean, rstd, g)
+        wdy, x_hat = _terms(T, dy + at + step, x + at + step, 16, mean, rstd, g)
         a1, b1 = add(a1, wdy), fma(wdy, x_hat, b1)
-        wdy, x_hat = _terms(T, dy + at + 2 * step, x + at + 2 * step, mean, rstd, g)
+        wdy, x_hat = _terms(T, dy + at + 2 * step, x + at + 2 * step, 16, mean, rstd, g)
         a2, b2 = add(a2, wdy), fma(wdy, x_hat, b2)
-        wdy, x_hat = _terms(T, dy + at + 3 * step, x + at + 3 * step, mean, rstd, g)
+        wdy, x_hat = _terms(T, dy + at + 3 * step, x + at + 3 * step, 16, mean, rstd, g)
         a3, b3 = add(a3, wdy), fma(wdy, x_hat, b3)
         at += 4 * step
     while at + step <= end:
-        wdy, x_hat = _terms(T, dy + at, x + at, mean, rstd, g)
+        wdy, x_hat = _terms(T, dy + at, x + at, 16, mean, rstd, g)
         a0, b0 = add(a0, wdy), fma(wdy, x_hat, b0)
         at += step
     if at < end:
-        left = (end - at) // size
-        wdy = load_part(T, dy + at, left)
-        if g is not None:
-            wdy = keep(mul(wdy, splat(g)), left)
-        x_hat = keep(mul(sub(load_part(T, x + at, left), mean), rstd), left)
+        wdy, x_hat = _terms(T, dy + at, x + at, (end - at) // size, mean, rstd, g)
         a1, b1 = add(a1, wdy), fma(wdy, x_hat, b1)
     s1, s2 = add(add(a0, a1), add(a2, a3)), add(add(b0, b1), add(b2, b3))
     return np.float64(sum_lanes(s1)), np.float64(sum_lanes(s2))
@@ -131,86 +109,65 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 
 @inline
 def sum_columns(
-    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, m: Any, r: Any, sums: Any
-) -> Any:
-    """float32 sums of dy and dy * x_hat down up to CHUNK_ROWS rows, into sums and sums + 4 * padded columns.
+    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, table: Any, table_step: Any,
+    scaled: Any, sums: Any,
+) -> Any:  # fmt: skip
+    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
 
-    m and r hold a mean and an rstd for each column; steps count bytes. Row after row: several at a time are no streams
-    a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
+    The table holds, for every 16 columns, their means and (if `scaled`, else they count as 1) their rstds; the sums are
+    stored likewise, those of dy first. Steps count bytes. Row after row: several at a time are no streams a prefetcher
+    follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
     """
-    size, one = width(T), np.float32(0)
-    padded = (cols + 15) // 16 * 64
-    for c in range(0, 2 * padded, 64):
-        store(one, sums + c, splat(one))
+    size = width(T)
+    clear(sums, (cols + 15) // 16 * 128)
     for row in range(rows):
         d, p = dy + row * dy_step, x + row * x_step
-        c = 0
-        while c < cols:
-            left, at, k = cols - c, c * size, c * 4
-            if left >= 16:
-                a = load(T, d + at)
-                b = mul(a, mul(sub(load(T, p + at), load(one, m + k)), load(one, r + k)))
-            else:
-                a = load_part(T, d + at, left)
-                x_mu = sub(load_part(T, p + at, left), load_part(one, m + k, left))
-                b = keep(mul(a, mul(x_mu, load_part(one, r + k, left))), left)
-            store(one, sums + k, add(load(one, sums + k), a))
-            store(one, sums + padded + k, add(load(one, sums + padded + k), b))
-            c += 16
+        n = last if row + 1 == rows else cols
+        c, t, s = 0, table, sums
+        while c + 16 <= n:
+            _column_terms(T, d, p, 16, t, scaled, s)
+            c, t, s, d, p = c + 16, t + table_step, s + 128, d + 16 * size, p + 16 * size
+        if c < n:
+            _column_terms(T, d, p, n - c, t, scaled, s)
 
 
 @inline
-def _total64(partials: Any, step: Any, count: Any, vectors: Any) -> Any:
-    """float64 sums of up to 64 columns of `count` float32 partials, `step` bytes apart."""
+def _column_terms(T: Any, dy: Any, x: Any, count: Any, table: Any, scaled: Any, sums: Any) -> Any:
     one = np.float32(0)
-    a, b, e, f = zeros_wide(), zeros_wide(), zeros_wide(), zeros_wide()
-    at = partials
-    for _ in range(count):
-        a = add_wide(a, widen(load(one, at)))
-        if vectors > 1:
-            b = add_wide(b, widen(load(one, at + 64)))
-        if vectors > 2:
-            e = add_wide(e, widen(load(one, at + 128)))
-        if vectors > 3:
-            f = add_wide(f, widen(load(one, at + 192)))
-        at += step
-    return a, b, e, f
+    a = load_part(T, dy, count)
+    x_hat = sub(load_part(T, x, count), load(one, table))
+    if scaled:
+        x_hat = mul(x_hat, load(one, table + 64))
+    store(one, sums, add(load(one, sums), a))
+    store(one, sums + 64, fma(a, keep(x_hat, count), load(one, sums + 64)))
+
+
+@inline
+def total_columns(partials: Any, step: Any, count: Any, cols: Any, totals: Any, apart: Any) -> Any:
+    """float64 totals of what sum_columns made of `count` chunks: of dy, and `apart` bytes further of dy * x_hat."""
+    for v in range((cols + 15) // 16):
+        store_wide(totals + v * 128, _total(partials + v * 128, step, count))
+        store_wide(totals + apart + v * 128, _total(partials + v * 128 + 64, step, count))
+
+
+@inline
+def add_columns(sums: Any, cols: Any, totals: Any, apart: Any) -> Any:
+    """What sum_columns made of one chunk onto float64 totals."""
+    for v in range((cols + 15) // 16):
+        a, b = totals + v * 128, totals + apart + v * 128
+        store_wide(a, add_wide(load_wide(a), widen(load(np.float32(0), sums + v * 128))))
+        store_wide(b, add_wide(load_wide(b), widen(load(np.float32(0), sums + v * 128 + 64))))
 
 
 @kernel
-def reduce_partials(
-    next_task: Any, tasks: Any, U: Any, partials: Any, step: Any, count: Any, cols: Any, out: Any
-) -> Any:
-    """out[c] = the sum of `count` float32 partials, rounded to the output's type; 64 columns a task."""
-    while True:
-        task = take_task(next_task)
-        if task >= tasks:
-            return
-        c = task * 64
-        a, b, e, f = _total64(partials + c * 4, step, count, min(4, (cols - c + 15) // 16))
-        _store_some(U, out, c, cols, narrow(a))
-        _store_some(U, out, c + 16, cols, narrow(b))
-        _store_some(U, out, c + 32, cols, narrow(e))
-        _store_some(U, out, c + 48, cols, narrow(f))
+def reduce_columns() -> Any:
+    """totals = the sum of `count` float64 partials, `step` bytes apart; 16 columns a task."""
 
+    def run(args: Any, task: Any) -> Any:
+        partials, step, count, totals = words(args, 4)
+        store_wide(totals + task * 128, total_wide(partials + task * 128, step, count))
 
-@kernel
-def reduce_partials_wide(next_task: Any, tasks: Any, partials: Any, step: Any, count: Any, cols: Any, out: Any) -> Any:
-    """The same into float64, for sums that are used further; out is padded to whole vectors."""
-    while True:
-        task = take_task(next_task)
-        if task >= tasks:
-            return
-        c = task * 64
-        vectors = min(4, (cols - c + 15) // 16)
-        a, b, e, f = _total64(partials + c * 4, step, count, vectors)
-        store_wide(out + c * 8, a)
-        if vectors > 1:
-            store_wide(out + (c + 16) * 8, b)
-        if vectors > 2:
-            store_wide(out + (c + 32) * 8, e)
-        if vectors > 3:
-            store_wide(out + (c + 48) * 8, f)
+    return run
 
 
 @inline
@@ -222,24 +179,60 @@ def _store_some(U: Any, out: Any, c: Any, cols: Any, value: Any) -> Any:
 
 
 @inline
-def add_partials(partials: Any, step: Any, count: Any, cols: Any, out: Any) -> Any:
-    """The same into float64, by the caller's thread: out[c] for sums that are used further."""
-    for c in range(cols):
-        total = 0.0
-        for i in range(count):
-            total += np.float64(load_one(partials + i * step + c * 4))
-        store_double(out + c * 8, total)
+def _total(partials: Any, step: Any, count: Any) -> Any:
+    """float64 sums of 16 columns of `count` float32 partials, `step` bytes apart."""
+    total = zeros_wide()
+    for i in range(count):
+        total = add_wide(total, widen(load(np.float32(0), partials + i * step)))
+    return total
+
+
+@inline
+def total_wide(partials: Any, step: Any, count: Any) -> Any:
+    """The same of float64 partials."""
+    total = zeros_wide()
+    for i in range(count):
+        total = add_wide(total, load_wide(partials + i * step))
+    return total
 
 
 @kernel
-def reduce_sums(next_task: Any, tasks: Any, sums: Any, step: Any, count: Any, cols: Any, out: Any) -> Any:
-    """out[c] = sum of `count` float64 sums, `step` bytes apart; 256 columns a task."""
-    while True:
-        task = take_task(next_task)
-        if task >= tasks:
-            return
-        for c in range(task * 256, min(cols, task * 256 + 256)):
-            total = 0.0
-            for i in range(count):
-                total += load_double(sums + i * step + c * 8)
-            store_double(out + c * 8, total)
+def reduce_partials(U: Any, wide: Any) -> Any:
+    """out[c] = the sum of `count` float32 or float64 partials, `step` bytes apart, rounded to the output's type.
+
+    64 columns a task; 16 of them are together, `stride` bytes from the next. `factors`, if not 0, are multiplied with.
+    """
+
+    def run(args: Any, task: Any) -> Any:
+        partials, stride, step, count, cols, factors, out = words(args, 7)
+        for c in range(task * 64, min(cols, task * 64 + 64), 16):
+            place = partials + c // 16 * stride
+            total = total_wide(place, step, count) if wide else _total(place, step, count)
+            if factors != 0:
+                total = mul_wide(total, widen(load_part(np.float32(0), factors + c * 4, min(16, cols - c))))
+            _store_some(U, out, c, cols, narrow(total))
+
+    return run
+
+
+@inline
+def clear(place: Any, size: Any) -> Any:
+    """Zeros; `size` in bytes, a multiple of 64."""
+    for at in range(0, size, 64):
+        store(np.float32(0), place + at, splat(np.float32(0)))
+
+
+@inline
+def flush(stage: Any, target: Any, count: Any) -> Any:
+    """Bytes to memory past the caches, where whole cache lines can be."""
+    lead = min(count, -target % 64)
+    copy_bytes(target, stage, lead)
+    at = lead
+    while at + 64 <= count:
+        stream_line(target + at, load_line(stage + at))
+        at += 64
+    copy_bytes(target + at, stage + at, count - at)
+
+
+def reduce_tasks(cols: int) -> int:
+    return -(-cols // 64)

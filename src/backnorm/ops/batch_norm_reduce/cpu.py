@@ -2,120 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from ...threads import launch as on_threads
-from .._memory import address, as_float32, part, tag
-from .._simd import load_double, load_one, store_double, take_task
-from .._sums import kernel, reduce_partials_wide, reduce_sums, sum_columns, sum_run
-from .._views import CHUNK_ROWS
-from .tiling import Tiling
+from ...datatypes import itemsize
+from ...spec import Call
+from .._copy import as_float32, copy_images, unpack
+from .._native import kernel
+from .._program import WORKSPACE, Place, Program
+from .._simd import TAGS, load_double, load_one, store_double, store_one, words
+from .._sums import add_columns, clear, reduce_columns, reduce_partials, reduce_tasks, sum_columns, sum_run
+from .._views import PIXEL_ROWS
+from .tiling import Tiling, padded
 
 
 @kernel
-def _plane_sums(
-    next_task: Any, tasks: Any, T: Any, dy: Any, dy_n: Any, dy_c: Any, x: Any, x_n: Any, x_c: Any, mean: Any, sums: Any,
-    samples: Any, channels: Any, hw: Any, task_samples: Any, task_channels: Any,
-) -> Any:  # fmt: skip
+def _plane_sums(T: Any) -> Any:
     """Some channels of some samples a task, into sums[samples' block][2][channel]."""
-    blocks = (channels + task_channels - 1) // task_channels
-    one = np.float32(1)
-    while True:
-        task = take_task(next_task)
-        if task >= tasks:
-            return
+
+    def run(args: Any, task: Any) -> Any:
+        dy, dy_n, dy_c, x, x_n, x_c, mean, sums, pad, samples, channels, hw, task_samples, task_channels = words(
+            args, 14
+        )
+        blocks = (channels + task_channels - 1) // task_channels
         row, first = task // blocks, task % blocks * task_channels
         last = min(channels, first + task_channels)
-        place = sums + row * 2 * channels * 8
-        for c in range(first, last):
-            store_double(place + c * 8, 0.0)
-            store_double(place + (channels + c) * 8, 0.0)
-        for n in range(row * task_samples, min(samples, row * task_samples + task_samples)):
+        place = sums + row * 2 * pad
+        start, end = row * task_samples, min(samples, row * task_samples + task_samples)
+        for n in range(start, end):
             for c in range(first, last):
                 m = load_one(mean + c * 4)
-                s1, s2 = sum_run(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, one, None)
-                store_double(place + c * 8, load_double(place + c * 8) + s1)
-                store_double(place + (channels + c) * 8, load_double(place + (channels + c) * 8) + s2)
+                s1, s2 = sum_run(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, None, None)
+                if n > start:
+                    s1, s2 = s1 + load_double(place + c * 8), s2 + load_double(place + pad + c * 8)
+                store_double(place + c * 8, s1)
+                store_double(place + pad + c * 8, s2)
+
+    return run
 
 
 @kernel
-def _pixel_sums(
-    next_task: Any, tasks: Any, T: Any, dy: Any, dy_n: Any, dy_h: Any, x: Any, x_n: Any, x_h: Any, mean: Any, ones: Any,
-    partials: Any, channels: Any, hw: Any, chunks: Any,
-) -> Any:  # fmt: skip
-    """A chunk of the elements of a sample a task."""
-    pad = (channels + 15) // 16 * 64
-    while True:
-        task = take_task(next_task)
-        if task >= tasks:
-            return
-        n, row = task // chunks, task % chunks * CHUNK_ROWS
-        sum_columns(
-            T, dy + n * dy_n + row * dy_h, dy_h, x + n * x_n + row * x_h, x_h, min(CHUNK_ROWS, hw - row), channels,
-            mean, ones, partials + task * 2 * pad,
-        )  # fmt: skip
+def _repeat_means() -> Any:
+    """The means of a row of pixels."""
+
+    def run(args: Any, task: Any) -> Any:
+        mean, channels, together, table, size = words(args, 5)
+        clear(table, size)
+        for i in range(together):
+            for c in range(channels):
+                store_one(table + (i * channels + c) * 4, load_one(mean + c * 4))
+
+    return run
 
 
-def launch(tiling: Tiling, tensors: Mapping[str, Any], workspace: Any) -> None:
-    n, channels, hw, images = tiling.samples, tiling.channels, tiling.image, tiling.images
-    base = address(workspace)
+@kernel
+def _pixel_sums(T: Any) -> Any:
+    """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean)."""
+
+    def run(args: Any, task: Any) -> Any:
+        dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks = words(
+            args, 14
+        )
+        tasks = (chunks + task_chunks - 1) // task_chunks
+        n, first = task // tasks, task % tasks * task_chunks
+        cols, rows = channels * together, (hw + together - 1) // together
+        sums = partials + task * step
+        totals, apart = sums + (cols + 15) // 16 * 128, (cols + 15) // 16 * 128
+        clear(totals, 2 * apart)
+        for chunk in range(first, min(chunks, first + task_chunks)):
+            row = chunk * PIXEL_ROWS
+            count, last = min(PIXEL_ROWS, rows - row), cols
+            if row + count == rows:
+                last = (hw - (rows - 1) * together) * channels
+            sum_columns(
+                T, dy + n * dy_n + row * dy_h, dy_h, x + n * x_n + row * x_h, x_h, count, cols, last, table, 64, False,
+                sums,
+            )  # fmt: skip
+            add_columns(sums, cols, totals, apart)
+
+    return run
+
+
+def build(program: Program, tiling: Tiling, call: Call) -> None:
+    """The jobs of a call."""
+    images, channels, size = tiling.images, tiling.channels, itemsize(call.input.dtype)
     arguments: list[Any] = []
     for name in ("gradOut", "input"):
-        view = tensors[name]
+        place = Place(name, 0)
         if name in images.packed:
-            view = _pack(tiling, tensors[name], images.packed[name], workspace)
+            copy_images(program, name, call.values[name], images, tiling.shape, True)
+            place = Place(WORKSPACE, images.packed[name])
         outer, inner = images.steps[name]
-        arguments += [address(view), outer * view.itemsize, inner * view.itemsize]
-    T = tag(tensors["input"])
-    mean = as_float32(tensors, "mean", tiling.converted, channels, workspace)
-    partials = base + tiling.partials
-    padded = (channels + 15) // 16 * 16
-    totals = part(workspace, tiling.totals, (2, padded), np.float64)
-
-    size = n * channels * hw
+        arguments += [place, outer * size, inner * tiling.together * size]
+    mean = as_float32(program, "mean", call.mean, channels, tiling.converted.get("mean"))
+    invstd: Any = 0
+    if "gradWeight" in program:
+        invstd = as_float32(program, "invstd", call.invstd, channels, tiling.converted.get("invstd"))
+    T, elements = TAGS[call.input.dtype], call.input.numel
+    partials, totals = Place(WORKSPACE, tiling.partials), Place(WORKSPACE, tiling.totals)
     if images.pixels:
-        part(workspace, tiling.ones, (padded,), np.float32)[...] = 1
-        count = n * tiling.chunks
-        on_threads(
-            _pixel_sums, count, size, T, *arguments, mean, base + tiling.ones, partials, channels, hw, tiling.chunks
-        )
-        both = 2 * padded
-        on_threads(reduce_partials_wide, -(-both // 64), count * both, partials, both * 4, count, both, address(totals))
-    else:
-        rows = -(-n // tiling.task_samples)
-        blocks = -(-channels // tiling.task_channels)
-        on_threads(
-            _plane_sums, rows * blocks, size, T, *arguments, mean, partials, n, channels, hw, tiling.task_samples,
-            tiling.task_channels,
+        table, pad, count = Place(WORKSPACE, tiling.table), padded(tiling.cols), tiling.pixel_tasks
+        program.job(_repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
+        program.job(
+            _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,
+            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks,
         )  # fmt: skip
-        for k in (0, 1):
-            sums = partials + k * channels * 8
-            on_threads(
-                reduce_sums, -(-channels // 256), rows * channels, sums, 2 * channels * 8, rows, channels,
-                address(totals[k]),
-            )  # fmt: skip
-
-    sum_dy, sum_dy_xmu = totals[0, :channels], totals[1, :channels]
-    with np.errstate(all="ignore"):
-        results = {"sumDy": sum_dy, "sumDyXmu": sum_dy_xmu, "gradBias": sum_dy}
-        if "gradWeight" in tensors:
-            results["gradWeight"] = sum_dy_xmu * tensors["invstd"].astype(np.float64)
-        for name in results.keys() & tensors.keys():
-            tensors[name][...] = results[name].astype(np.float32).astype(tensors[name].dtype)
-
-
-def _pack(tiling: Tiling, tensor: Any, place: int, workspace: Any) -> Any:
-    """A copy of a tensor in the workspace, in the layout of the call."""
-    samples, channels = tensor.shape[:2]
-    image = tensor.size // (samples * channels)
-    if tiling.images.pixels:
-        room = part(workspace, place, (samples, *tensor.shape[2:], channels), tensor.dtype)
-        room[...] = np.moveaxis(tensor, 1, -1)
+        program.job(reduce_columns(), 2 * pad // 16, 2 * count * pad, partials + pad * 8, pad * 24, count, totals)
+        sums, apart, step, count = totals, pad * 8, channels * 8, tiling.together
     else:
-        room = part(workspace, place, tensor.shape, tensor.dtype)
-        room[...] = tensor
-    assert room.size == samples * channels * image
-    return room
+        count, pad = -(-tiling.samples // tiling.task_samples), padded(channels)
+        program.job(
+            _plane_sums(T), count * -(-channels // tiling.task_channels), elements, *arguments, mean, partials, pad * 8,
+            tiling.samples, channels, tiling.image, tiling.task_samples, tiling.task_channels,
+        )  # fmt: skip
+        sums, apart, step = partials, pad * 8, 2 * pad * 8
+    for name, start, factors in (
+        ("sumDy", sums, 0), ("sumDyXmu", sums + apart, 0), ("gradWeight", sums + apart, invstd), ("gradBias", sums, 0),
+    ):  # fmt: skip
+        if name in program:
+            out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
+            reduce = reduce_partials(TAGS[call.values[name].dtype], True)
+            program.job(
+                reduce, reduce_tasks(channels), count * channels, start, 128, step, count, channels, factors, out
+            )
+            if name in tiling.scattered:
+                unpack(program, name, call.values[name], out)

@@ -5,59 +5,90 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from ...datatypes import F32
+from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._images import Images, lay_out
-from .._views import CHUNK_ROWS, Parts, row_step
-
-#: Elements of a task of planes: as many channels, then samples, as reach this.
-TASK_CHANNELS_ELEMENTS, TASK_ELEMENTS = 16384, 131072
+from .._images import Images, joined, lay_out
+from .._views import PIXEL_ROWS, Parts, row_step, task_elements
 
 
 class Tiling(NamedTuple):
-    samples: int
-    channels: int
-    image: int
+    #: As the tensors have them.
+    shape: tuple[int, int, int]
     images: Images
-    #: mean as contiguous float32: where, if it is not already.
+    #: As the kernels see them: pixels may be one long column of rows, `together` elements of an image each.
+    samples: int
+    image: int
+    together: int
+    #: mean, and invstd if it is asked for, as contiguous float32: where, if they are not already.
     converted: dict[str, int]
-    #: Planes: samples and channels of a task. Pixels: chunks of a sample.
+    #: Planes: samples and channels of a task. Pixels: chunks of a sample, and of a task.
     task_samples: int
     task_channels: int
     chunks: int
-    #: Places in the workspace: sums of the tasks, [task][2][channel], float64 (planes) or float32 (pixels); ones;
-    #: results.
+    task_chunks: int
+    #: Places in the workspace: sums of the tasks, float64, [task][2][channel or column], for pixels after float32 ones
+    #: of the chunk at hand; means of a row; totals of its columns; results to be scattered.
     partials: int
-    ones: int
+    table: int
     totals: int
+    scattered: dict[str, int]
     workspace_bytes: int
+
+    @property
+    def channels(self) -> int:
+        return self.shape[1]
+
+    @property
+    def cols(self) -> int:
+        return self.together * self.shape[1]
+
+    @property
+    def pixel_tasks(self) -> int:
+        return self.samples * -(-self.chunks // self.task_chunks)
+
+
+def padded(channels: int) -> int:
+    return (channels + 15) // 16 * 16
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     samples, channels, *rest = call.input.shape
     image = prod(rest)
+    shape = (samples, channels, image)
     parts = Parts()
     images = lay_out({name: call.values[name] for name in ("gradOut", "input")}, samples, channels, image, parts)
-    if images.pixels and image == 1:
-        images = images._replace(steps={name: (0, outer) for name, (outer, _) in images.steps.items()})
-        samples, image = 1, samples
-    elif images.pixels and all(outer == image * inner for outer, inner in images.steps.values()):
-        # One sample after the other without a gap: one long column of rows.
-        images = images._replace(steps={name: (0, inner) for name, (_, inner) in images.steps.items()})
-        samples, image = 1, samples * image
-    converted = {}
-    if call.mean.dtype != F32 or row_step(call.mean, 1, channels) is None:
-        converted["mean"] = parts.take(channels * 4)
-    task_channels = max(1, min(channels, TASK_CHANNELS_ELEMENTS // image))
-    task_samples = max(1, min(16, TASK_ELEMENTS // (task_channels * image)))
-    chunks = -(-image // CHUNK_ROWS)
-    padded = (channels + 15) // 16 * 16
+    together = 1
     if images.pixels:
-        partials = parts.take(samples * chunks * 2 * padded * 4)
+        if image == 1:
+            images = images._replace(steps={name: (0, outer) for name, (outer, _) in images.steps.items()})
+            samples, image = 1, samples
+        elif all(outer == image * inner for outer, inner in images.steps.values()):
+            # One sample after the other without a gap: one long column of rows.
+            images = images._replace(steps={name: (0, inner) for name, (_, inner) in images.steps.items()})
+            samples, image = 1, samples * image
+        together = joined(images, channels, image)
+    converted = {}
+    for name in ("mean", *(["invstd"] if "gradWeight" in writes else [])):
+        desc = call.values[name]
+        if desc.dtype != F32 or row_step(desc, 1, channels) is None:
+            converted[name] = parts.take(channels * 4)
+    size = task_elements(call.input.numel)
+    task_channels = max(1, min(channels, size // image))
+    task_samples = max(1, min(16, size // (task_channels * image)))
+    cols = together * channels
+    chunks = -(-image // (PIXEL_ROWS * together))
+    task_chunks = max(1, size // (PIXEL_ROWS * cols))
+    if images.pixels:
+        partials = parts.take(samples * -(-chunks // task_chunks) * padded(cols) * 24)
+        table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
     else:
-        partials = parts.take(-(-samples // task_samples) * 2 * channels * 8)
-    ones, totals = parts.take(padded * 4), parts.take(2 * padded * 8)
+        partials, table, totals = parts.take(-(-samples // task_samples) * 2 * padded(channels) * 8), 0, 0
+    scattered = {
+        name: parts.take(channels * itemsize(call.values[name].dtype))
+        for name in writes
+        if row_step(call.values[name], 1, channels) is None
+    }
     return Tiling(
-        samples, channels, image, images, converted, task_samples, task_channels, chunks, partials, ones, totals,
-        parts.bytes,
+        shape, images, samples, image, together, converted, task_samples, task_channels, chunks, task_chunks, partials,
+        table, totals, scattered, parts.bytes,
     )  # fmt: skip

@@ -5,15 +5,21 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from ...datatypes import F32, NUMPY
+from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._views import CHUNK_ROWS, SPAN, Parts, row_step, worth_streaming
+from .._views import CHUNK_ROWS, Parts, row_step, task_elements, worth_streaming
 
-#: Rows longer than this are split over threads; a whole row is one span.
-LONGEST_WHOLE_ROW = SPAN
-#: Rows that take turns on a block of columns, whose sums then stay in the L1 cache; short rows leave them there anyhow.
-#: Fewer columns at a time than this are no stream a prefetcher follows.
-GROUP_ROWS, LONGEST_UNGROUPED = 4, 2048
+#: Columns of a row that are summed in float32, and whose column sums stay in the L1 cache.
+BLOCK = 512
+#: Rows up to this are one block; their two sweeps and the column sums share the L1 cache.
+LONGEST_SHORT_ROW = 768
+#: Longer rows are split over threads.
+LONGEST_WHOLE_ROW = 8192
+#: Whole rows: that many are summed while dx of as many is made. Split rows: as many as have this many elements, which
+#: should be in the cache when they are read again.
+GROUP_ROWS, GROUP_ELEMENTS = 4, 1 << 20
+#: Columns of a split row that a task sums, and makes dx of.
+SPAN, PIECE = 8192, 32768
 
 
 class Tiling(NamedTuple):
@@ -25,23 +31,24 @@ class Tiling(NamedTuple):
     packed: dict[str, int]
     #: mean, rstd and weight as contiguous float32: where, if they are not already.
     converted: dict[str, int]
-    split: bool
+    short: bool
     chunk_rows: int
-    group_rows: int
     chunks: int
+    task_chunks: int
+    #: Spans of a split row, 0 for whole rows; how many split rows are summed before dx of them is made.
     spans: int
+    group_rows: int
     streamed: bool
     #: Places in the workspace: column sums of the chunks; row sums of the spans; column results to be scattered.
     partials: int
-    row_sums: int
+    totals: int
     scattered: dict[str, int]
-    #: Outputs whose column sums need no second stage: one chunk, contiguous float32.
-    direct: tuple[str, ...]
     workspace_bytes: int
 
 
-def padded(cols: int) -> int:
-    return (cols + 15) // 16 * 16
+def partial_bytes(cols: int) -> int:
+    """A chunk's column sums: for every 16 columns, those of grad_weight and of grad_bias."""
+    return (cols + 15) // 16 * 128
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -52,7 +59,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     for name in ("gradOut", "input", "gradInputOut"):
         step = row_step(call.values[name], rows, cols) if name in (*writes, "gradOut", "input") else 0
         if step is None:
-            packed[name], step = parts.take(rows * cols * NUMPY[call.values[name].dtype].itemsize), cols
+            packed[name], step = parts.take(rows * cols * itemsize(call.values[name].dtype)), cols
         steps.append(step)
     converted = {}
     for name, size in (("mean", rows), ("rstd", rows), ("weightOptional", cols)):
@@ -61,21 +68,30 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
+    group_rows = GROUP_ROWS
+    while split and group_rows < CHUNK_ROWS and 2 * group_rows * cols <= GROUP_ELEMENTS:
+        group_rows *= 2
+    while split and group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
+        group_rows //= 2
     # 64 chunks feed any machine's threads; less than 8 Ki elements are not worth a task.
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 64), -(-8192 // cols)))
-    group_rows = 1 if cols <= LONGEST_UNGROUPED else GROUP_ROWS
-    chunks, spans = -(-rows // chunk_rows), -(-cols // SPAN)
-    partials = parts.take(chunks * 2 * padded(cols) * 4 if columns else 0)
-    row_sums = parts.take(rows * spans * 16)
-    contiguous = [name for name in columns if row_step(call.values[name], 1, cols) is not None]
-    direct = tuple(name for name in contiguous if chunks == 1 and call.values[name].dtype == F32)
+    chunk_rows = -(-chunk_rows // GROUP_ROWS) * GROUP_ROWS
+    chunks = -(-rows // chunk_rows)
+    task_chunks = max(1, task_elements(rows * cols) // (chunk_rows * cols))
+    spans = -(-cols // SPAN) if split else 0
+    partials = parts.take(chunks * partial_bytes(cols) if columns else 0)
+    totals = parts.take(rows * spans * 16)
     scattered: dict[str, int] = {
-        name: parts.take(cols * NUMPY[call.values[name].dtype].itemsize) for name in columns if name not in contiguous
+        name: parts.take(cols * itemsize(call.values[name].dtype))
+        for name in columns
+        if row_step(call.values[name], 1, cols) is None
     }
-    streamed = "gradInputOut" in writes and worth_streaming(
-        rows * cols * NUMPY[call.gradInputOut.dtype].itemsize, cols * NUMPY[call.gradInputOut.dtype].itemsize
-    )
+    streamed = False
+    if "gradInputOut" in writes:
+        size = itemsize(call.gradInputOut.dtype)
+        contiguous = steps[2] == cols or cols > LONGEST_SHORT_ROW
+        streamed = contiguous and worth_streaming(rows * cols * size)
     return Tiling(
-        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, split, chunk_rows, group_rows, chunks, spans,
-        streamed, partials, row_sums, scattered, direct, parts.bytes,
+        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, cols <= LONGEST_SHORT_ROW, chunk_rows, chunks,
+        task_chunks, spans, group_rows, streamed, partials, totals, scattered, parts.bytes,
     )  # fmt: skip

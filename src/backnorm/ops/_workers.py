@@ -1,0 +1,253 @@
+"""The pool's native side: helper threads that wait without the interpreter, and programs of kernels run over them.
+
+The pool is a block of memory. Its first words, each on a cache line of its own where threads meet:
+
+    seats     how many more helpers the running job takes; a helper takes one before it looks at the job
+    finished  how many helpers are done with the job
+    sleepers  how many helpers wait on the condition; others look at `seats` in a loop for a while
+    busy      1 while a caller has the helpers; another caller then works alone
+    job       function, arguments, next task, end of the tasks
+    stop      1 when the helpers shall return
+
+A program is a block of whole numbers, see `_program.py`.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ._native import inline, native
+
+_i32, _i64 = ir.IntType(32), ir.IntType(64)
+
+LINE = 64
+SEATS, FINISHED, SLEEPERS, BUSY, JOB, STOP, SPINS = (LINE * i for i in range(7))
+_FUNCTION, _ARGS, _END = JOB, JOB + 8, JOB + 16
+NEXT_TASK, MUTEX, CONDITION = LINE * 7, LINE * 8, LINE * 10
+POOL_BYTES = LINE * 12
+
+
+def _intrinsic(function: Any) -> Any:
+    return intrinsic(function)
+
+
+def _word(b: Any, address: Any) -> Any:
+    return b.inttoptr(address, _i64.as_pointer())
+
+
+@_intrinsic
+def _read(typing: Any, address: Any) -> Any:
+    """What another thread may be writing."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load_atomic(_word(b, args[0]), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def _write(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store_atomic(args[1], _word(b, args[0]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), generate
+
+
+@_intrinsic
+def _add(typing: Any, address: Any, value: Any) -> Any:
+    """Adds, and gives what was there before."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", _word(b, args[0]), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@_intrinsic
+def _exchange(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("xchg", _word(b, args[0]), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@_intrinsic
+def _replace(typing: Any, address: Any, old: Any, new: Any) -> Any:
+    """Whether the word was `old` and is now `new`."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.extract_value(b.cmpxchg(_word(b, args[0]), args[1], args[2], "seq_cst", "seq_cst"), 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), generate
+
+
+@_intrinsic
+def _get(typing: Any, address: Any) -> Any:
+    return types.int64(types.int64), lambda context, b, signature, args: b.load(_word(b, args[0]))
+
+
+@_intrinsic
+def _put(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store(args[1], _word(b, args[0]))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), generate
+
+
+@_intrinsic
+def _call(typing: Any, function: Any, args_at: Any, task: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_i64, _i64])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), [args[1], args[2]])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), generate
+
+
+def _posix(name: str, arguments: int) -> Any:
+    """A function of the C library that takes addresses."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        function = ir.FunctionType(_i32, [_i64] * arguments)
+        for known in b.module.functions:
+            if known.name == name:
+                break
+        else:
+            known = ir.Function(b.module, function, name)
+        b.call(known, args)
+        return context.get_dummy_value()
+
+    def nothing(typing: Any) -> Any:
+        return types.none(), generate
+
+    def one(typing: Any, a: Any) -> Any:
+        return types.none(types.int64), generate
+
+    def two(typing: Any, a: Any, b: Any) -> Any:
+        return types.none(types.int64, types.int64), generate
+
+    call: Any = (nothing, one, two)[arguments]
+
+    call.__name__ = name
+    return _intrinsic(call)
+
+
+_lock, _unlock = _posix("pthread_mutex_lock", 1), _posix("pthread_mutex_unlock", 1)
+_wait, _wake_all = _posix("pthread_cond_wait", 2), _posix("pthread_cond_broadcast", 1)
+_let_others_run = _posix("sched_yield", 0)
+
+
+@_intrinsic
+def _pause(typing: Any) -> Any:
+    """A moment that leaves the core to its other thread."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            b.call(b.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(ir.VoidType(), [])), [])
+        elif platform.machine() in ("aarch64", "arm64"):
+            hint = b.module.declare_intrinsic("llvm.aarch64.hint", (), ir.FunctionType(ir.VoidType(), [_i32]))
+            b.call(hint, [_i32(1)])
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+@inline
+def _take_tasks(pool: Any) -> Any:
+    function, args, end = _read(pool + _FUNCTION), _read(pool + _ARGS), _read(pool + _END)
+    while True:
+        task = _add(pool + NEXT_TASK, 1)
+        if task >= end:
+            return
+        _call(function, args, task)
+
+
+def _serve(pool):  # type: ignore[no-untyped-def]
+    """A helper's life: wait for seats, first looking, then asleep; take one; work."""
+    spins = 0
+    while _read(pool + STOP) == 0:
+        seats = _read(pool + SEATS)
+        if seats > 0:
+            if _replace(pool + SEATS, seats, seats - 1):
+                _take_tasks(pool)
+                _add(pool + FINISHED, 1)
+                spins = 0
+        elif spins < _read(pool + SPINS):
+            _pause()
+            spins += 1
+        else:
+            _lock(pool + MUTEX)
+            _add(pool + SLEEPERS, 1)
+            while _read(pool + SEATS) <= 0 and _read(pool + STOP) == 0:
+                _wait(pool + CONDITION, pool + MUTEX)
+            _add(pool + SLEEPERS, -1)
+            _unlock(pool + MUTEX)
+            spins = 0
+
+
+@inline
+def _wake_sleepers(pool: Any) -> Any:
+    if _read(pool + SLEEPERS) > 0:
+        _lock(pool + MUTEX)
+        _wake_all(pool + CONDITION)
+        _unlock(pool + MUTEX)
+
+
+@inline
+def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last: Any) -> Any:
+    """Tasks from `first` to `last` on the caller's thread and up to `helpers` others; returns when all are done."""
+    if helpers <= 0:
+        for task in range(first, last):
+            _call(function, args, task)
+        return
+    _write(pool + _FUNCTION, function)
+    _write(pool + _ARGS, args)
+    _write(pool + _END, last)
+    _write(pool + NEXT_TASK, first)
+    _write(pool + FINISHED, 0)
+    _write(pool + SEATS, helpers)
+    _wake_sleepers(pool)
+    _take_tasks(pool)
+    joined = helpers - _exchange(pool + SEATS, 0)
+    looks = 0
+    while _read(pool + FINISHED) < joined:
+        looks += 1
+        if looks < 4096:
+            _pause()
+        else:  # more threads than CPUs: the one that is waited for may be waiting for this one's
+            _let_others_run()
+
+
+def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-untyped-def]
+    """Run a program: its arguments are copied to `words`, with the pointers added where it says so.
+
+    `least`: elements for which another thread is worth waking.
+    """
+    count, relocations, jobs = _get(program), _get(program + 8), _get(program + 16)
+    at = program + 24
+    for i in range(count):
+        _put(words + 8 * i, _get(at + 8 * i))
+    at += 8 * count
+    for _ in range(relocations):
+        place = words + 8 * _get(at)
+        _put(place, _get(place) + _get(pointers + 8 * _get(at + 8)))
+        at += 16
+    mine = threads > 1 and _replace(pool + BUSY, 0, 1)
+    for _ in range(jobs):
+        function, first, last, elements = _get(at), _get(at + 8), _get(at + 16), _get(at + 24)
+        helpers = min(threads, last - first, elements // least) - 1 if mine else 0
+        _run_job(pool, helpers, function, words + 8 * _get(at + 32), first, last)
+        at += 40
+    if mine:
+        _write(pool + BUSY, 0)
+
+
+serve = native(_serve, types.int64)
+run = native(_run, *[types.int64] * 6)
