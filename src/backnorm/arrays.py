@@ -123,8 +123,8 @@ def _torch_desc(shape: Any, strides: Shape, kind: Any, device: Any) -> TensorDes
 
 
 def _from_torch(value: Any) -> Array:
-    if value.layout is not sys.modules["torch"].strided or value.is_nested:
-        raise TypeError(f"a {'nested' if value.is_nested else value.layout} tensor")
+    if value.layout is not sys.modules["torch"].strided:
+        raise TypeError(f"a {value.layout} tensor")
     plain = value.detach().resolve_neg() if value.is_neg() else value
     if plain.is_cpu and plain.data_ptr() == 0 and plain.numel():
         raise TypeError("a tensor whose memory was freed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -50,16 +50,7 @@ def layer_norm_backward(
     """
     grad_input, grad_weight, grad_bias = _run(
         OPS["layer_norm_backward"],
-        {
-            "gradOut": grad_out,
-            "input": input,
-            "normalizedShape": normalized_shape,
-            "mean": mean,
-            "rstd": rstd,
-            "weightOptional": weight,
-            "biasOptional": bias,
-            "outputMask": output_mask,
-        },
+        (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask),
         out,
         product,
     )
@@ -90,18 +81,7 @@ def group_norm_backward(
     """
     grad_input, grad_weight, grad_bias = _run(
         OPS["group_norm_backward"],
-        {
-            "gradOut": grad_out,
-            "input": input,
-            "mean": mean,
-            "rstd": rstd,
-            "gamma": weight,
-            "N": N,
-            "C": C,
-            "HxW": HxW,
-            "group": group,
-            "outputMask": output_mask,
-        },
+        (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask),
         out,
         product,
     )
@@ -129,16 +109,7 @@ def batch_norm_backward_reduce(
     """
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = _run(
         OPS["batch_norm_backward_reduce"],
-        {
-            "gradOut": grad_out,
-            "input": input,
-            "mean": mean,
-            "invstd": invstd,
-            "weight": weight,
-            "inputG": input_g,
-            "weightG": weight_g,
-            "biasG": bias_g,
-        },
+        (grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g),
         out,
         product,
     )
@@ -181,43 +152,49 @@ def _kind(op_name: str, inputs: tuple[Any, ...], product: str) -> _Kind:
     return _Kind(op, inputs, _profile(op, product))
 
 
-def _run(op: OpSpec, arguments: Mapping[str, Any], out: Sequence[Any] | None, product: str) -> tuple[Any, ...]:
+def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str) -> tuple[Any, ...]:
+    """A call with its arguments in the order of op.inputs."""
     if not isinstance(product, str):
         _profile(op, product)
-    arrays: dict[str, Array] = {}
+    places: dict[str, Array] = {}
     inputs = []
-    for param in op.inputs:
-        value = arguments[param.name]
-        if param.kind != "tensor":
-            inputs.append(_CONVERT[param.kind](_label(op.name, param.array_name), value))
+    for (name, word, convert, label), value in zip(_input_table(op.name), arguments):
+        if convert is not None:
+            inputs.append(convert(label, value))
         elif value is None:
             inputs.append(None)
         else:
-            array = arrays[param.name] = describe(value, op.name, param.array_name)
+            array = places[name] = describe(value, op.name, word)
             inputs.append(array.desc)
     kind = _kind(op.name, tuple(inputs), product)
+    results: list[Array | None] = []
     if out is None:
         plan, descs = kind.plan(None)
-        input = arrays["input"]
+        input = places["input"]
         give_back = _returner(input.owner)
-        for param, desc in zip(op.outputs, descs):
-            if desc is not None:
-                arrays[param.name] = allocate(desc, input)
+        results += [None if desc is None else allocate(desc, input) for desc in descs]
     else:
         give_back = None
         for param, given, wanted in zip(op.outputs, _given_outputs(op, out), kind.wanted):
-            if wanted and given is not None:
-                arrays[param.name] = describe_output(given, op.name, param.array_name)
-        plan, descs = kind.plan(tuple(arrays[p.name].desc if p.name in arrays else None for p in op.outputs))
-    workspace = _scratch.take(plan.workspace_bytes)
-    plan.execute(workspace, [arrays[name].address for name in plan.tensors])
-    results = (arrays.get(param.name) for param in op.outputs)
-    return tuple(None if array is None else array.owner if give_back is None else give_back(array) for array in results)
+            asked = wanted and given is not None
+            results.append(describe_output(given, op.name, param.array_name) if asked else None)
+        plan, descs = kind.plan(tuple([None if array is None else array.desc for array in results]))
+    for param, result in zip(op.outputs, results):
+        if result is not None:
+            places[param.name] = result
+    plan.execute(_scratch.take(plan.workspace_bytes), [places[name].address for name in plan.tensors])
+    if give_back is None:
+        return tuple([None if array is None else array.owner for array in results])
+    return tuple([None if array is None else give_back(array) for array in results])
 
 
 @cache
-def _label(function: str, parameter: str) -> str:
-    return f"{function}: {parameter}"
+def _input_table(op_name: str) -> tuple[tuple[str, str, Callable[[str, Any], Any] | None, str], ...]:
+    """Of every input: its names, how a value that is no tensor is converted, and what to call it in messages."""
+    return tuple(
+        (param.name, param.array_name, _CONVERT.get(param.kind), f"{op_name}: {param.array_name}")
+        for param in OPS[op_name].inputs
+    )
 
 
 class _Scratch(threading.local):
@@ -285,7 +262,6 @@ def _profile(op: OpSpec, product: str) -> Product:
 
 
 _CONVERT: dict[str, Callable[[str, Any], Any]] = {
-    "tensor": lambda what, value: value,
     "int64": to_int64,
     "int_array": to_int_array,
     "bool": to_bool,

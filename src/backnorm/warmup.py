@@ -16,9 +16,9 @@ _TYPES = (F32, F16, BF16)
 
 def work() -> Iterator[Callable[[], object]]:
     """The calls to make: types, masks, and both ways each operator can go."""
-    for dtype, out, shape in itertools.product(_TYPES, _TYPES, ((4, 4), (4, 1000), (2, 8200), (1, 8200))):
+    for dtype, shape in itertools.product(_TYPES, ((4, 4), (4, 1000), (2, 8200), (1, 8200))):
         for mask in ((True, True, True), (True, False, False), (False, True, False)):
-            yield partial(_layer_norm, NUMPY[dtype], NUMPY[out], shape, mask)
+            yield partial(_layer_norm, NUMPY[dtype], shape, mask)
     for dtype, samples, pixels in itertools.product(_TYPES, (1, 16), (False, True)):
         for mask in ((True, True, True), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], samples, pixels, mask)
@@ -29,11 +29,10 @@ def compile_one(call: Callable[[], object]) -> None:
     call()
 
 
-def _layer_norm(dtype: object, out: object, shape: tuple[int, int], mask: tuple[bool, ...]) -> None:
+def _layer_norm(dtype: object, shape: tuple[int, int], mask: tuple[bool, ...]) -> None:
     rows, cols = shape
     x, ones = np.ones(shape, dtype), np.ones((rows, 1), np.float32)  # type: ignore[call-overload]
-    results = (np.empty(shape, out), np.empty(cols, out), np.empty(cols, out))  # type: ignore[call-overload]
-    functional.layer_norm_backward(x, x, (cols,), ones, ones, None, None, mask, out=results)
+    functional.layer_norm_backward(x, x, (cols,), ones, ones, None, None, mask)
 
 
 def _group_norm(dtype: object, samples: int, pixels: bool, mask: tuple[bool, ...]) -> None:

@@ -13,7 +13,7 @@ from ._images import Images, layout_strides
 from ._native import kernel
 from ._program import WORKSPACE, Place, Program
 from ._simd import TAGS, load, load_scalar, store, store_scalar, width, words
-from ._views import image_strides
+from ._views import image_strides, joined_axes
 
 #: Elements of a task.
 _TASK = 16384
@@ -43,26 +43,13 @@ def _copy(T: Any, U: Any) -> Any:
     return run
 
 
-def _axes(shape: Any, *strides: Any) -> list[list[int]]:
-    """Axes of size 1 dropped, neighbours joined where every tensor steps evenly over both: [size, stride, ...]."""
-    axes: list[list[int]] = []
-    for axis in zip(shape, *strides):
-        if axis[0] == 1:
-            continue
-        if axes and all(outer == axis[0] * inner for outer, inner in zip(axes[-1][1:], axis[1:])):
-            axes[-1] = [axes[-1][0] * axis[0], *axis[1:]]
-        else:
-            axes.append(list(axis))
-    return axes
-
-
 def copy(
     program: Program, shape: Any, source: Any, source_strides: Any, source_dtype: int, target: Any, target_strides: Any,
     target_dtype: int,
 ) -> None:  # fmt: skip
     """A job for every part of the view that has four axes; strides count elements."""
     sizes = itemsize(source_dtype), itemsize(target_dtype)
-    axes = _axes(shape, [s * sizes[0] for s in source_strides], [s * sizes[1] for s in target_strides])
+    axes = joined_axes(shape, [s * sizes[0] for s in source_strides], [s * sizes[1] for s in target_strides])
     _copy_axes(program, axes, source, target, _copy(TAGS[source_dtype], TAGS[target_dtype]))
 
 

@@ -78,3 +78,16 @@ def image_strides(desc: TensorDesc, shape: Shape) -> tuple[int, int, int] | None
     """(sample, channel, element) strides of a tensor seen as (samples, channels, image)."""
     strides = reshaped(desc.shape, desc.strides, shape)
     return None if strides is None else (strides[0], strides[1], strides[2])
+
+
+def joined_axes(shape: Sequence[int], *strides: Sequence[int]) -> list[list[int]]:
+    """Axes of size 1 dropped, neighbours joined where every tensor steps evenly over both: [size, stride, ...]."""
+    axes: list[list[int]] = []
+    for axis in zip(shape, *strides):
+        if axis[0] == 1:
+            continue
+        if axes and all(outer == axis[0] * inner for outer, inner in zip(axes[-1][1:], axis[1:])):
+            axes[-1] = [axes[-1][0] * axis[0], *axis[1:]]
+        else:
+            axes.append(list(axis))
+    return axes

@@ -15,9 +15,10 @@ BLOCK = 512
 LONGEST_SHORT_ROW = 768
 #: Longer rows are split over threads.
 LONGEST_WHOLE_ROW = 8192
-#: Whole rows: that many are summed while dx of as many is made. Split rows: as many as have this many elements, which
-#: should be in the cache when they are read again.
-GROUP_ROWS, GROUP_ELEMENTS = 4, 1 << 20
+#: Whole rows: that many are summed while dx of as many is made.
+GROUP_ROWS = 4
+#: Split rows: dx of some of them is made before the next are summed, so that they are read again from the cache.
+GROUP_ELEMENTS = 1 << 18
 #: Columns of a split row that a task sums, and makes dx of.
 SPAN, PIECE = 8192, 32768
 
@@ -68,13 +69,11 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
-    group_rows = GROUP_ROWS
-    while split and group_rows < CHUNK_ROWS and 2 * group_rows * cols <= GROUP_ELEMENTS:
-        group_rows *= 2
-    while split and group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
+    group_rows = CHUNK_ROWS
+    while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
         group_rows //= 2
-    # 64 chunks feed any machine's threads; less than 8 Ki elements are not worth a task.
-    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 64), -(-8192 // cols)))
+    # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
+    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunk_rows = -(-chunk_rows // GROUP_ROWS) * GROUP_ROWS
     chunks = -(-rows // chunk_rows)
     task_chunks = max(1, task_elements(rows * cols) // (chunk_rows * cols))
