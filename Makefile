@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-generic bench lint docs docs-check package clean
+.PHONY: run test test-generic test-gpu bench lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
@@ -14,6 +14,10 @@ test: $(VENV)/.dev
 # The kernels on a CPU without any vector extension; their compiled code is kept apart.
 test-generic: $(VENV)/.dev
 	NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=build/generic $(BIN)/python -m pytest -n auto tests/test_cpu.py tests/test_numbers.py
+
+# On a machine with a GPU, with the Python that has torch and Triton there.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
 
 bench: $(VENV)/.dev
 	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl

@@ -76,10 +76,11 @@ def describe_output(value: Any, function: str, name: str) -> Array:
     """The same for an array to write into."""
     array = describe(value, function, name)
     memory = array.memory
-    writable = (
-        array.owner is memory if is_torch(value) else not isinstance(value, np.generic) and memory.flags.writeable
-    )
-    if array.desc.dtype != DataType.UNDEFINED and not writable:
+    if is_torch(memory):
+        writable = memory is value or not is_torch(value)  # else a copy with the sign put right
+    else:
+        writable = memory is None or (memory.flags.writeable and not isinstance(value, np.generic))
+    if not writable:
         raise AclnnError(INVALID, name, f"{function}: {name} must be writable in place; got a read-only array")
     return array
 
@@ -136,6 +137,10 @@ def _from_dlpack(value: Any, function: str, name: str) -> Array:
         device = dlpack.device_name(value)
         if device == "cpu":
             return _from_numpy(value, dlpack.to_numpy(value))
+        if device.startswith("cuda"):
+            from torch.utils.dlpack import from_dlpack
+
+            return _from_torch(from_dlpack(value))._replace(owner=value)
     except dlpack.UnknownType as kind:
         return _unknown(value, (), str(kind))
     except Exception as error:  # whatever the library raises
@@ -143,17 +148,17 @@ def _from_dlpack(value: Any, function: str, name: str) -> Array:
     raise AclnnError(
         Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
         name,
-        f"{function}: {name} must be on a supported device (cpu); got {device}",
+        f"{function}: {name} must be on a supported device (cpu, cuda); got {device}",
     )
 
 
 def allocate(desc: TensorDesc, like: Array) -> Array:
     """A new array of the library of `like`; for a library that is neither NumPy nor torch, a NumPy one."""
     try:
-        if is_torch(like.owner):
+        if is_torch(like.memory):
             torch = sys.modules["torch"]
             dtype = getattr(torch, NUMPY[desc.dtype].name)
-            tensor = torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.owner.device)
+            tensor = torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.memory.device)
             return Array(tensor, desc, tensor)
         numpy = NUMPY[desc.dtype]
         memory = np.empty(desc.numel, numpy)

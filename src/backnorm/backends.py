@@ -45,8 +45,34 @@ class _Cpu:
         return lambda pointers: threads.run(code, pointers)
 
 
+class _Cuda:
+    """Triton's kernels; `gpu.py` and `gpu_tiling.py` of the operator's folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = f".ops.{folder}"
+
+    def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
+        return import_module(f"{self._folder}.gpu_tiling", __package__).tile(call, writes)
+
+    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+        try:
+            from .ops import _gpu
+        except ImportError as error:
+            raise AclnnError(
+                Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+                "device",
+                f"{plan.op.name}: the GPU's kernels need {error.name}; install backnorm[gpu]",
+            ) from error
+        if plan.tiling is None:
+            launches = [step for name in plan.writes for step in _gpu.fill_with_zeros(name, plan.call.values[name])]
+        else:
+            gpu = import_module(f"{self._folder}.gpu", __package__)
+            launches = gpu.launches(plan.tiling, plan.call, plan.writes)
+        return _gpu.prepare(launches, plan.tensors, plan.call.values[plan.tensors[0]].device)
+
+
 #: By the type of a device.
-BACKENDS: dict[str, Callable[[str], Backend]] = {"cpu": _Cpu}
+BACKENDS: dict[str, Callable[[str], Backend]] = {"cpu": _Cpu, "cuda": _Cuda}
 
 
 def find_backend(op: OpSpec, device: str, parameter: str) -> Backend:

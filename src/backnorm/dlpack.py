@@ -144,4 +144,4 @@ def importer(like: Any) -> Any:
 
 def lend(array: NDArray, from_dlpack: Any) -> Any:
     """The array as one of the library that `from_dlpack` belongs to."""
-    return from_dlpack(_Lender(array) if array.dtype == NUMPY[BF16] else array)
+    return from_dlpack(_Lender(array) if isinstance(array, np.ndarray) and array.dtype == NUMPY[BF16] else array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -182,7 +183,9 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
     for param, result in zip(op.outputs, results):
         if result is not None:
             places[param.name] = result
-    plan.execute(_scratch.take(plan.workspace_bytes), [places[name].address for name in plan.tensors])
+    workspace, keep = _workspace(plan.workspace_bytes, places["input"])
+    plan.execute(workspace, [places[name].address for name in plan.tensors])
+    del keep  # on a GPU the work is only queued: its memory may be used again by what is queued after it
     if give_back is None:
         return tuple([None if array is None else array.owner for array in results])
     return tuple([None if array is None else give_back(array) for array in results])
@@ -195,6 +198,14 @@ def _input_table(op_name: str) -> tuple[tuple[str, str, Callable[[str, Any], Any
         (param.name, param.array_name, _CONVERT.get(param.kind), f"{op_name}: {param.array_name}")
         for param in OPS[op_name].inputs
     )
+
+
+def _workspace(size: int, like: Array) -> tuple[int, Any]:
+    """Scratch memory on the device of an array, and what keeps it: this thread's own, or from torch's allocator."""
+    if like.desc.device == "cpu":
+        return _scratch.take(size), None
+    memory = sys.modules["torch"].empty(size, dtype=sys.modules["torch"].uint8, device=like.memory.device)
+    return memory.data_ptr(), memory
 
 
 class _Scratch(threading.local):

@@ -1,0 +1,282 @@
+"""What more than one GPU operator uses: launches over addresses, the second stage of every sum, copies of views.
+
+A launch names a kernel, its grid, its constants and its arguments; addresses in them are places, known when it runs.
+Kernels are compiled once for a plan, by whether all addresses are multiples of 16, and then launched directly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..datatypes import BF16, F16, F32, itemsize
+from ..spec import TensorDesc, contiguous_strides
+from ..status import AclnnError, Status
+from ._images import Images, layout_strides
+from ._program import WORKSPACE
+from ._tiles import MOST_PARTIALS, PARTS
+from ._views import image_strides, joined_axes
+
+TORCH = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Pointer(NamedTuple):
+    """Bytes from the start of a tensor or of the workspace, and the type of what lies there."""
+
+    name: str
+    offset: int
+    dtype: int
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+class _Somewhere:
+    """Stands for a pointer while a kernel is compiled."""
+
+    def __init__(self, dtype: Any, address: int) -> None:
+        self.dtype, self._address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+class _Compiled:
+    """A launch, ready for addresses."""
+
+    def __init__(self, launch: Launch, slots: dict[str, int], aligned: bool) -> None:
+        mocks = [
+            _Somewhere(TORCH[a.dtype], 0 if aligned else itemsize(a.dtype)) if isinstance(a, Pointer) else a
+            for a in launch.arguments
+        ]
+        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        self._kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
+        self._kernel._init_handles()
+        self._grid = (*launch.grid, 1, 1)[:3]
+        self._arguments: list[Any] = [None if isinstance(a, Pointer) else a for a in launch.arguments]
+        self._places = [(i, slots[a.name], a.offset) for i, a in enumerate(launch.arguments) if isinstance(a, Pointer)]
+        self._constants = tuple(launch.constants.values())
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        arguments = self._arguments[:]
+        for i, slot, offset in self._places:
+            arguments[i] = pointers[slot] + offset
+        kernel = self._kernel
+        kernel.run(
+            *self._grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments,
+            *self._constants,
+        )  # fmt: skip
+
+
+def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Callable[[Sequence[int]], None]:
+    """A function of the addresses of the workspace and the tensors that queues the launches on the current stream."""
+    slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
+    if _INTERPRETED:
+        return lambda pointers: _interpret(launches, slots, pointers)
+    index = torch.device(device).index or 0
+    compiled: dict[bool, list[_Compiled]] = {}
+
+    def run(pointers: Sequence[int]) -> None:
+        aligned = all(pointer % 16 == 0 for pointer in pointers)
+        if torch.cuda.current_device() != index:
+            with torch.cuda.device(index):
+                return run(pointers)
+        try:
+            if aligned not in compiled:
+                compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            for launch in compiled[aligned]:
+                launch(pointers, stream)
+        except Exception as error:
+            raise AclnnError(
+                Status.ACLNN_ERR_INNER, "executor", f"a kernel could not be launched on {device}: {error}"
+            ) from error
+        return None
+
+    return run
+
+
+def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequence[int]) -> None:
+    """Under TRITON_INTERPRET=1: the kernels step by step on the CPU's memory."""
+    import ctypes
+
+    def tensor(place: Pointer) -> Any:
+        size = itemsize(place.dtype)
+        memory = (ctypes.c_byte * size).from_address(pointers[slots[place.name]] + place.offset)
+        return torch.frombuffer(memory, dtype=TORCH[place.dtype], count=1)
+
+    for launch in launches:
+        arguments = [tensor(a) if isinstance(a, Pointer) else a for a in launch.arguments]
+        launch.kernel[launch.grid](*arguments, **launch.constants)
+
+
+@triton.jit
+def _finish_sums(
+    partials_ptr, a_ptr, a_too_ptr, b_ptr, b_scaled_ptr, factors_ptr, count, step, apart, inner, cols, A: tl.constexpr,
+    A_TOO: tl.constexpr, B: tl.constexpr, B_SCALED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Two sums over `count` partials, `step` elements apart, the second `apart` elements after the first, in float64;
+    each into up to two outputs, the last of which is the second sum times its factor. Where a column has `inner`
+    numbers in a partial, each of them counts."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    keep = col < cols
+    a, b = tl.zeros([ROWS, COLS], tl.float64), tl.zeros([ROWS, COLS], tl.float64)
+    for start in range(0, count, ROWS):
+        row = start + tl.arange(0, ROWS)
+        place = (
+            partials_ptr + (row // inner)[:, None].to(tl.int64) * step + (row % inner)[:, None] + col[None, :] * inner
+        )
+        mask = (row < count)[:, None] & keep[None, :]
+        if A or A_TOO:
+            a += tl.load(place, mask=mask, other=0.0)
+        if B or B_SCALED:
+            b += tl.load(place + apart, mask=mask, other=0.0)
+    a_sum, b_sum = tl.sum(a, axis=0), tl.sum(b, axis=0)
+    if A:
+        tl.store(a_ptr + col, a_sum.to(tl.float32).to(a_ptr.dtype.element_ty), mask=keep)
+    if A_TOO:
+        tl.store(a_too_ptr + col, a_sum.to(tl.float32).to(a_too_ptr.dtype.element_ty), mask=keep)
+    if B:
+        tl.store(b_ptr + col, b_sum.to(tl.float32).to(b_ptr.dtype.element_ty), mask=keep)
+    if B_SCALED:
+        scaled = b_sum * tl.load(factors_ptr + col, mask=keep, other=0.0).to(tl.float64)
+        tl.store(b_scaled_ptr + col, scaled.to(tl.float32).to(b_scaled_ptr.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _gather_sums(partials_ptr, out_ptr, count, step, width, per, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Some of the partials into one, where there are many of them: out[part][column], all sums of a partial alike."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    part = tl.program_id(1)
+    keep = col < width
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    for start in range(part * per, tl.minimum(count, part * per + per), ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < tl.minimum(count, part * per + per))[:, None] & keep[None, :]
+        total += tl.load(partials_ptr + row[:, None].to(tl.int64) * step + col[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + part.to(tl.int64) * step + col, tl.sum(total, axis=0).to(tl.float32), mask=keep)
+
+
+def finish_sums(
+    partials: Pointer, gathered: Pointer, count: int, step: int, apart: int, cols: int, a: Pointer | None,
+    a_too: Pointer | None, b: Pointer | None, b_scaled: Pointer | None = None, factors: Pointer | None = None,
+    inner: int = 1,
+) -> list[Launch]:  # fmt: skip
+    """The last stage of two sums, over `count` partials of `step` elements."""
+    launches = []
+    if count > MOST_PARTIALS:
+        per = -(-count // PARTS)
+        launches.append(
+            Launch(
+                _gather_sums,
+                (-(-step // 128), PARTS),
+                (partials, gathered, count, step, step, per),
+                {"ROWS": 8, "COLS": 128},
+            )
+        )
+        partials, count = gathered, min(PARTS, -(-count // per))
+    # Few columns are spread over programs of 16; many are taken 64 at a time.
+    width = 16 if cols < 8192 else 64
+    outputs = [pointer or partials for pointer in (a, a_too, b, b_scaled, factors)]
+    flags = {"A": a is not None, "A_TOO": a_too is not None, "B": b is not None, "B_SCALED": b_scaled is not None}
+    return [
+        *launches,
+        Launch(
+            _finish_sums,
+            (-(-cols // width),),
+            (partials, *outputs, count * inner, step, apart, inner, cols),
+            {**flags, "ROWS": 64 if width == 16 else 16, "COLS": width},
+        ),
+    ]
+
+
+@triton.jit
+def _copy(
+    source_ptr, target_ptr, size, n1, n2, n3, s0, s1, s2, s3, t0, t1, t2, t3, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Elements of a view of four axes."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < size
+    i3, rest = at % n3, at // n3
+    i2, rest = rest % n2, rest // n2
+    i1, i0 = rest % n1, rest // n1
+    value = tl.load(source_ptr + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3, mask=keep)
+    tl.store(target_ptr + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3, value.to(target_ptr.dtype.element_ty), mask=keep)
+
+
+def copy(shape: Any, source: Pointer, source_strides: Any, target: Pointer, target_strides: Any) -> list[Launch]:
+    """A view into another of the same shape; strides count elements."""
+    axes = joined_axes(shape, source_strides, target_strides)
+    if len(axes) > 4:
+        (size, s, t), *inner = axes
+        launches: list[Launch] = []
+        for i in range(size):
+            here = source._replace(offset=source.offset + i * s * itemsize(source.dtype))
+            there = target._replace(offset=target.offset + i * t * itemsize(target.dtype))
+            sizes, *strides = zip(*inner)
+            launches += copy(sizes, here, strides[0], there, strides[1])
+        return launches
+    axes = [[1, 0, 0]] * (4 - len(axes)) + axes
+    size = prod(axis[0] for axis in axes)
+    return [
+        Launch(
+            _copy,
+            (-(-size // 1024),),
+            (source, target, size, *[a[0] for a in axes[1:]], *[a[1] for a in axes], *[a[2] for a in axes]),
+            {"BLOCK": 1024},
+        )
+    ]
+
+
+def pack(name: str, desc: TensorDesc, place: int) -> list[Launch]:
+    """A tensor into the workspace, contiguous."""
+    target = Pointer(WORKSPACE, place, desc.dtype)
+    return copy(desc.shape, Pointer(name, 0, desc.dtype), desc.strides, target, contiguous_strides(desc.shape))
+
+
+def unpack(name: str, desc: TensorDesc, place: int) -> list[Launch]:
+    """The other way."""
+    source = Pointer(WORKSPACE, place, desc.dtype)
+    return copy(desc.shape, source, contiguous_strides(desc.shape), Pointer(name, 0, desc.dtype), desc.strides)
+
+
+def copy_images(name: str, desc: TensorDesc, images: Images, shape: Any, into: bool) -> list[Launch]:
+    """A tensor, read row-major as (samples, channels, image), into its place in the workspace, or back."""
+    place = images.packed[name]
+    strides = image_strides(desc, shape)
+    if strides is None:  # then all are planes, which is its own order
+        return pack(name, desc, place) if into else unpack(name, desc, place)
+    inside = layout_strides(images, shape[1], shape[2])
+    outer, inner = Pointer(name, 0, desc.dtype), Pointer(WORKSPACE, place, desc.dtype)
+    return copy(shape, outer, strides, inner, inside) if into else copy(shape, inner, inside, outer, strides)
+
+
+@triton.jit
+def _fill(target_ptr, size, n1, n2, n3, t0, t1, t2, t3, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i3, rest = at % n3, at // n3
+    i2, rest = rest % n2, rest // n2
+    zero = tl.zeros([BLOCK], tl.float32).to(target_ptr.dtype.element_ty)
+    tl.store(target_ptr + rest // n1 * t0 + rest % n1 * t1 + i2 * t2 + i3 * t3, zero, mask=at < size)
+
+
+def fill_with_zeros(name: str, desc: TensorDesc) -> list[Launch]:
+    axes = joined_axes(desc.shape, desc.strides)[-4:]
+    axes = [[1, 0]] * (4 - len(axes)) + axes
+    size = prod(axis[0] for axis in axes)
+    where = Pointer(name, 0, desc.dtype)
+    numbers = (size, *[a[0] for a in axes[1:]], *[a[1] for a in axes])
+    return [Launch(_fill, (-(-size // 1024),), (where, *numbers), {"BLOCK": 1024})]

@@ -1,0 +1,88 @@
+"""Tiles and workspace of GroupNorm backward on a GPU: pure integers, none of them read off a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...datatypes import itemsize
+from ...spec import Call
+from .._images import Images, lay_out
+from .._tiles import gathered_bytes, power_of_two
+from .._views import Parts, row_step
+
+#: Elements of a group (of planes, padded to powers of two) that stay in one program's registers.
+LARGEST_WHOLE_GROUP = 8192
+#: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
+#: cache holds, before the next, was slower: 108 against 79 microseconds at 32 x 256 x 3136 in bfloat16.
+TILE, LONGEST_RUN, MOST_TILES = 2048, 512, 2
+#: Pixels: the same.
+PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES = 4096, 64, 8
+#: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
+PROGRAMS = 1056
+
+
+class Tiling(NamedTuple):
+    samples: int
+    groups: int
+    group_channels: int
+    image: int
+    images: Images
+    #: Small tensors that go through a contiguous copy in the workspace, and where.
+    packed: dict[str, int]
+    whole: bool
+    #: Channels (planes) or rows (pixels) of a tile, and its columns.
+    tile_rows: int
+    tile_cols: int
+    #: Split groups: programs that share an image, tiles of each.
+    splits: int
+    tiles: int
+    num_warps: int
+    #: Places in the workspace: sums [sample][split][4][channel], gathered ones, c1 and c2 [sample][group][2].
+    partials: int
+    gathered: int
+    group_sums: int
+    workspace_bytes: int
+
+    @property
+    def channels(self) -> int:
+        return self.groups * self.group_channels
+
+
+def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
+    n, channels, hw, groups = call.N, call.C, call.HxW, call.group
+    parts = Parts()
+    names = ["gradOut", "input", *(["gradInput"] if "gradInput" in writes else [])]
+    images = lay_out({name: call.values[name] for name in names}, n, channels, hw, parts)
+    group_channels = channels // groups
+    packed = {}
+    for name, count in (
+        ("mean", n * groups), ("rstd", n * groups), ("gamma", channels), ("gradGammaOut", channels),
+        ("gradBetaOut", channels),
+    ):  # fmt: skip
+        desc = call.values[name]
+        if desc is not None and (name in writes or not name.startswith("grad")) and row_step(desc, 1, count) is None:
+            packed[name] = parts.take(count * itemsize(desc.dtype))
+    rows, cols = power_of_two(group_channels), max(16, power_of_two(hw))
+    whole = not images.pixels and rows * cols <= LARGEST_WHOLE_GROUP
+    splits, tiles, num_warps = 1, 1, max(1, min(16, rows * cols // 512))
+    if not whole:
+        num_warps = 4
+        if images.pixels:
+            cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
+            rows = PIXEL_TILE // cols
+            length, most_tiles = rows, MOST_PIXEL_TILES
+        else:
+            cols = min(LONGEST_RUN, cols)
+            rows = min(power_of_two(channels), TILE // cols)
+            length, most_tiles = cols, MOST_TILES
+        # As many programs as a GPU's multiprocessors want, with as many tiles as that leaves each.
+        across, pieces = -(-channels // (cols if images.pixels else rows)), -(-hw // length)
+        splits = -(-pieces // max(1, min(most_tiles, n * across * pieces // PROGRAMS)))
+        tiles = -(-pieces // splits)
+    partials = parts.take(n * splits * 4 * channels * 4)
+    gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
+    group_sums = parts.take(n * groups * 2 * 4)
+    return Tiling(
+        n, groups, group_channels, hw, images, packed, whole, rows, cols, splits, tiles, num_warps, partials, gathered,
+        group_sums, parts.bytes,
+    )  # fmt: skip

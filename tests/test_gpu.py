@@ -1,0 +1,247 @@
+"""The GPU kernels: on a GPU if there is one, else step by step in Triton's interpreter, small and ragged."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytest.importorskip("triton")
+
+# ruff: noqa: E402 (Triton must see the environment)
+import backnorm
+from backnorm import backends
+from backnorm.accuracy import excess
+from backnorm.arrays import describe
+from backnorm.ops import OPS
+from backnorm.ops.batch_norm_reduce import reference as bn
+from backnorm.ops.group_norm import reference as gn
+from backnorm.ops.layer_norm import reference as ln
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+def _random(shape: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def _poisoned(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype, device=like.device)
+
+
+def _run(name: str, values: dict[str, Any], outputs: dict[str, torch.Tensor]) -> None:
+    """The plan of a call with the GPU's backend, whatever the device its tensors are on."""
+    op = OPS[name]
+    tensors = {**{k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, **outputs}
+    call = {param.name: values.get(param.name) for param in op.params}
+    call.update({k: describe(v, name, k).desc for k, v in tensors.items()})
+    call.update({"workspaceSize": True, "executor": True})
+    plan = make_plan(op, call, "Any", ARRAYS)
+    backend = backends._Cuda(op.folder)
+    tiling = backend.tile(plan.call, plan.writes)
+    plan = replace(plan, backend=backend, tiling=tiling, workspace_bytes=tiling.workspace_bytes)
+    workspace = torch.full((tiling.workspace_bytes + 16,), 0xA5, dtype=torch.uint8, device=DEVICE)
+    plan.execute(-(-workspace.data_ptr() // 16) * 16, [tensors[name].data_ptr() for name in plan.tensors])
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def _numpy(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double().cpu().numpy() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+
+
+def _judge(reference: Any, values: dict[str, Any], outputs: dict[str, torch.Tensor]) -> None:
+    golden, terms = reference.reference(_numpy(values)), reference.terms(_numpy(values))
+    for name, result in outputs.items():
+        bits = result.cpu()
+        if bits.dtype == torch.bfloat16:
+            array: Any = bits.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            array = bits.numpy()
+        assert excess(array, golden[name].reshape(array.shape), terms[name].reshape(array.shape)) <= 1, name
+
+
+LN = [(1, 1), (3, 7), (5, 64), (70, 33), (2, 769), (3, 4097), (9, 17000), (1, 20001), (6, 40000)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "cols"), LN)
+def test_layer_norm(rows: int, cols: int, dtype: str) -> None:
+    kind = DTYPES[dtype]
+    values = {
+        "gradOut": _random((rows, cols), kind, 1), "input": _random((rows, cols), kind, 2), "normalizedShape": (cols,),
+        "mean": _random((rows, 1), torch.float32, 3), "rstd": _random((rows, 1), torch.float32, 4),
+        "weightOptional": _random((cols,), kind, 5) if cols != 64 else None, "outputMask": (True, True, True),
+    }  # fmt: skip
+    shapes = {"gradInputOut": (rows, cols), "gradWeightOut": (cols,), "gradBiasOut": (cols,)}
+    outputs = {name: _poisoned(values["input"], shape, kind) for name, shape in shapes.items()}
+    _run("layer_norm_backward", values, outputs)
+    _judge(ln, values, outputs)
+
+
+def _image(n: int, c: int, hw: int, pixels: bool, kind: torch.dtype, seed: int) -> torch.Tensor:
+    return _random((n, hw, c), kind, seed).transpose(1, 2) if pixels else _random((n, c, hw), kind, seed)
+
+
+GN = [(2, 6, 5, 3), (3, 8, 49, 2), (1, 3, 1, 1), (2, 12, 700, 2), (1, 4, 9000, 2), (2, 40, 131, 4), (4, 2, 3, 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("n", "c", "hw", "group"), GN)
+def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: str) -> None:
+    kind = DTYPES[dtype]
+    values = {
+        "gradOut": _image(n, c, hw, pixels, kind, 1), "input": _image(n, c, hw, pixels, kind, 2),
+        "mean": _random((n, group), torch.float32, 3), "rstd": _random((n, group), torch.float32, 4),
+        "gamma": _random((c,), torch.float32, 5) if hw != 49 else None, "N": n, "C": c, "HxW": hw, "group": group,
+        "outputMask": (True, True, True),
+    }  # fmt: skip
+    outputs = {
+        "gradInput": torch.full_like(values["input"], float("nan")), "gradGammaOut": torch.full((c,), float("nan")),
+        "gradBetaOut": torch.full((c,), float("nan")),
+    }  # fmt: skip
+    outputs = {name: tensor.to(DEVICE) for name, tensor in outputs.items()}
+    _run("group_norm_backward", values, outputs)
+    _judge(gn, values, outputs)
+
+
+BN = [(2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("n", "c", "hw"), BN)
+def test_batch_norm(n: int, c: int, hw: int, pixels: bool, dtype: str) -> None:
+    kind = DTYPES[dtype]
+    values = {
+        "gradOut": _image(n, c, hw, pixels, kind, 1), "input": _image(n, c, hw, pixels, kind, 2),
+        "mean": _random((c,), torch.float32, 3), "invstd": _random((c,), torch.float32, 4),
+        "weight": None, "inputG": True, "weightG": True, "biasG": True,
+    }  # fmt: skip
+    names = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
+    outputs = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
+    _run("batch_norm_backward_reduce", values, outputs)
+    _judge(bn, values, outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_views_of_all_kinds(dtype: str) -> None:
+    """Rows with gaps are read in place, transposed ones through a copy; statistics and outputs may be strided too."""
+    kind, rows, cols = DTYPES[dtype], 6, 20
+    values = {
+        "gradOut": _random((rows, cols + 5), kind, 1)[:, :cols], "input": _random((cols, rows), kind, 2).t(),
+        "normalizedShape": (cols,), "mean": _random((rows, 2), torch.float32, 3)[:, :1],
+        "rstd": _random((rows, 1), torch.float32, 4), "weightOptional": _random((2 * cols,), kind, 5)[::2],
+        "outputMask": (True, True, True),
+    }  # fmt: skip
+    outputs = {
+        "gradInputOut": torch.full((cols, rows), float("nan"), dtype=kind, device=DEVICE).t(),
+        "gradWeightOut": torch.full((3 * cols,), float("nan"), dtype=kind, device=DEVICE)[::3],
+        "gradBiasOut": torch.full((cols,), float("nan"), dtype=kind, device=DEVICE),
+    }  # fmt: skip
+    _run("layer_norm_backward", values, outputs)
+    _judge(ln, values, outputs)
+
+
+# --- through the array functions, on a GPU ---
+
+
+def _layer_norm_call(rows: int, cols: int) -> tuple[Any, ...]:
+    statistics = [_random((rows, 1), torch.float32, seed) for seed in (3, 4)]
+    kind = torch.bfloat16
+    return (
+        _random((rows, cols), kind, 1),
+        _random((rows, cols), kind, 2),
+        (cols,),
+        *statistics,
+        _random((cols,), kind, 5),
+    )
+
+
+CALLS = {
+    "layer_norm_backward": lambda: _layer_norm_call(3001, 700),
+    "group_norm_backward": lambda: (
+        _random((6, 32, 900), torch.float16, 1), _random((6, 32, 900), torch.float16, 2),
+        _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
+        900, 4,
+    ),
+    "batch_norm_backward_reduce": lambda: (
+        _random((6, 32, 900), torch.float32, 1), _random((6, 32, 900), torch.float32, 2),
+        _random((32,), torch.float32, 3), _random((32,), torch.float32, 4),
+    ),
+}  # fmt: skip
+on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+
+
+def _bits(results: tuple[Any, ...]) -> list[bytes]:
+    return [result.float().cpu().numpy().tobytes() for result in results]
+
+
+@on_gpu
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits_run_to_run_on_any_stream_and_in_a_graph(name: str) -> None:
+    call, arguments = getattr(backnorm, name), CALLS[name]()
+    expected = _bits(call(*arguments))
+    assert _bits(call(*arguments)) == expected
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        aside = call(*arguments)
+    stream.synchronize()
+    assert _bits(aside) == expected
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call(*arguments)
+    for result in captured:
+        result.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert _bits(captured) == expected
+
+
+@on_gpu
+def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
+    dy, x, shape, mean, rstd, w = _layer_norm_call(3001, 700)
+    whole = backnorm.layer_norm_backward(dy, x, shape, mean, rstd, w)[0]
+    some = backnorm.layer_norm_backward(dy[100:103], x[100:103], shape, mean[100:103], rstd[100:103], w)[0]
+    assert torch.equal(whole[100:103], some)
+
+
+@on_gpu
+def test_more_than_two_to_the_31_elements() -> None:
+    rows, cols = 2**21 + 5, 1024
+    ones, zeros = torch.ones(rows, 1, device="cuda"), torch.zeros(rows, 1, device="cuda")
+    dy = torch.ones(rows, cols, dtype=torch.float16, device="cuda")
+    x = torch.zeros_like(dy)
+    x[-1] = 1
+    dx, dw, db = backnorm.layer_norm_backward(dy, x, (cols,), zeros, ones, out=None)
+    assert torch.equal(dw, torch.ones_like(dw))
+    assert float(dx[-1].abs().max()) == 1  # 1 - 1 - 1 * 1
+    assert not dx[:-1].any()
+    assert torch.isinf(db).all()  # 2**21 is past the largest float16
+
+
+@on_gpu
+def test_objects_of_other_libraries() -> None:
+    cupy = pytest.importorskip("cupy")
+    dy, x, shape, mean, rstd, _ = (
+        cupy.from_dlpack(a.float()) if torch.is_tensor(a) else a for a in _layer_norm_call(40, 64)
+    )
+    results = backnorm.layer_norm_backward(dy, x, shape, mean, rstd)
+    assert all(isinstance(result, cupy.ndarray) for result in results)
+    values = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd}
+    golden = ln.reference({**{k: v.get() for k, v in values.items()}, "normalizedShape": shape})
+    for result, name in zip(results, golden):
+        assert abs(result.get() - golden[name]).max() <= 1e-5 * abs(golden[name]).max()
