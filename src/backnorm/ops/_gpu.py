@@ -23,7 +23,7 @@ from ._program import WORKSPACE
 from ._tiles import MOST_PARTIALS, PARTS
 from ._views import image_strides, joined_axes
 
-TORCH = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

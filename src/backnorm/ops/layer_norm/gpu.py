@@ -141,7 +141,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows,
             "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs, "STAGES": tiling.num_stages,
         }  # fmt: skip
-        arguments = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
+        arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
         steps.append(Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps))
     else:
         constants = {
