@@ -100,23 +100,26 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def _tensors(op: str, sizes: Sizes, dtype: str) -> tuple[Any, ...]:
+def make_tensors(op: str, sizes: Sizes, dtype: str, device: str = "cpu") -> tuple[Any, ...]:
     """One set of inputs, as torch tensors: gradOut and input, then the small ones."""
     import torch
 
     kind = getattr(torch, dtype)
+    on: dict[str, Any] = {"device": device}
     if op == "layer_norm_backward":
         rows, cols = sizes["rows"], sizes["cols"]
-        dy, x = (torch.randn(rows, cols).to(kind) for _ in "dx")
-        return dy, x, torch.randn(rows, 1), torch.rand(rows, 1) + 0.5, torch.randn(cols).to(kind)
+        dy, x = (torch.randn(rows, cols, **on).to(kind) for _ in "dx")
+        return dy, x, torch.randn(rows, 1, **on), torch.rand(rows, 1, **on) + 0.5, torch.randn(cols, **on).to(kind)
     n, c, hw = sizes["N"], sizes["C"], sizes["HxW"]
     format = torch.channels_last if sizes["pixels"] else torch.contiguous_format
-    dy, x = (torch.randn(n, c, hw, 1).to(kind).to(memory_format=format) for _ in "dx")
+    dy, x = (torch.randn(n, c, hw, 1, **on).to(kind).to(memory_format=format) for _ in "dx")
+    if hw == 1:
+        dy, x = dy.reshape(n, c), x.reshape(n, c)
     shape = (n, sizes["group"]) if "group" in sizes else (c,)
-    return dy, x, torch.randn(shape), torch.rand(shape) + 0.5, torch.randn(c)
+    return dy, x, torch.randn(shape, **on), torch.rand(shape, **on) + 0.5, torch.randn(c, **on)
 
 
-def _contestants(op: str, sizes: Sizes, tensors: tuple[Any, ...]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def ours_and_torchs(op: str, sizes: Sizes, tensors: tuple[Any, ...]) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Ours and PyTorch's call on one set of inputs."""
     import torch
 
@@ -135,11 +138,23 @@ def _contestants(op: str, sizes: Sizes, tensors: tuple[Any, ...]) -> tuple[Calla
         out = (torch.empty_like(x), torch.empty_like(w), torch.empty_like(w))
         group = sizes["group"]
         small = tuple(t.to(x.dtype) for t in (mean, rstd, w))
+        if x.is_cuda and sizes["pixels"]:  # PyTorch's CUDA kernel takes planes only
+            return (
+                lambda: functional.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, group, out=out),
+                lambda: aten.native_group_norm_backward(
+                    dy.contiguous(), x.contiguous(), *small, n, c, hw, group, [True] * 3
+                ),
+            )
         return (
             lambda: functional.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, group, out=out),
             lambda: aten.native_group_norm_backward(dy, x, *small, n, c, hw, group, [True] * 3),
         )
-    results = tuple(torch.empty(c) for _ in range(4))
+    results = tuple(torch.empty_like(mean) for _ in range(4))
+    if x.is_cuda:
+        return (
+            lambda: functional.batch_norm_backward_reduce(dy, x, mean, rstd, w, out=results),
+            lambda: aten.batch_norm_backward_reduce(dy, x, mean, rstd, w, True, True, True),
+        )
     return (
         lambda: functional.batch_norm_backward_reduce(dy, x, mean, rstd, w, out=results),
         lambda: aten.native_batch_norm_backward(dy, x, w, None, None, mean, rstd, True, 1e-5, [False, True, True]),
@@ -158,7 +173,7 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
     sets = max(
         2, min(4, int(512e6 // moved))
     )  # fresh inputs every call; more than the caches hold, where memory allows
-    pairs = [_contestants(op, sizes, _tensors(op, sizes, dtype)) for _ in range(sets)]
+    pairs = [ours_and_torchs(op, sizes, make_tensors(op, sizes, dtype)) for _ in range(sets)]
     probes = _probes(moved, 2 if op == "batch_norm_backward_reduce" else 3, sets)
     contestants: dict[str, list[Callable[[], Any]]] = {
         "ours": [ours for ours, _ in pairs], "torch": [peer for _, peer in pairs], "probe": probes,

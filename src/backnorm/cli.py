@@ -245,9 +245,13 @@ def _bench(arguments: argparse.Namespace) -> int:
     from rich.progress import track
     from rich.table import Table
 
+    ops, dtypes = arguments.op or list(OPS), arguments.dtype or list(bench.DTYPES)
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("bench --device cuda needs a GPU that PyTorch can use")
+        return _bench_cuda(ops, dtypes, arguments)
     bench.keep_freed_memory()
     torch.set_num_threads(get_num_threads())
-    ops, dtypes = arguments.op or list(OPS), arguments.dtype or list(bench.DTYPES)
     samples = [(op, name, sizes) for op in ops for name, sizes in bench.SAMPLES[op].items()]
     samples += [odd for odd in bench.odd_samples(np.random.default_rng(), arguments.odd) if odd[0] in ops]
     work = [(op, name, sizes, dtype) for op, name, sizes in samples for dtype in dtypes]
@@ -271,6 +275,36 @@ def _bench(arguments: argparse.Namespace) -> int:
             print(f"{op} {dtype}: geometric mean {bench.geometric_mean(ratios):.2f}, worst {min(ratios):.2f}")
     if arguments.output:
         bench.record(results, arguments.output)
+    return 0
+
+
+def _bench_cuda(ops: list[str], dtypes: list[str], arguments: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from . import bench, bench_cuda
+
+    bandwidth = bench_cuda.copy_bandwidth()
+    work = [(*sample, dtype, bandwidth) for sample in bench_cuda.work(ops, arguments.odd) for dtype in dtypes]
+    console = Console(stderr=True)
+    results = [bench_cuda.measure(*line) for line in track(work, "measuring", console=console, transient=True)]
+    table = Table(title=f"GPU, a copy moves {bandwidth / 1e12:.2f} TB/s", box=box.SIMPLE_HEAD)
+    for column in ("operator", "sample", "dtype", "ours us", "torch us", "ratio", "limit", "share", "eager", "torch's"):
+        table.add_column(column, justify="left" if column in ("operator", "sample", "dtype") else "right", no_wrap=True)
+    for r in sorted(results, key=lambda r: (ops.index(r.op), dtypes.index(r.dtype))):
+        numbers = (r.ours_us, r.torch_us, r.ratio, r.limit_us, r.share, r.ours_eager_us, r.torch_eager_us)
+        texts = [f"{number:.{2 if i in (2, 4) else 1}f}" for i, number in enumerate(numbers)]
+        table.add_row(OPS[r.op].folder, r.sample, r.dtype, *texts)
+    Console(width=130).print(table)
+    for op in ops:
+        for dtype in dtypes:
+            some = [r for r in results if (r.op, r.dtype) == (op, dtype)]
+            mean, worst = bench.geometric_mean([r.ratio for r in some]), min(r.ratio for r in some)
+            print(f"{op} {dtype}: geometric mean {mean:.2f}, worst {worst:.2f}")
+    if arguments.output:
+        bench_cuda.record(results, bandwidth, arguments.output)
     return 0
 
 
