@@ -117,7 +117,7 @@ def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: st
     _judge(gn, values, outputs)
 
 
-BN = [(2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1)]
+BN = [(2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1), (7, 12, 100), (301, 3, 7)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

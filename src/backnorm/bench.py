@@ -128,7 +128,8 @@ def ours_and_torchs(op: str, sizes: Sizes, tensors: tuple[Any, ...]) -> tuple[Ca
     if op == "layer_norm_backward":
         out = (torch.empty_like(x), torch.empty_like(w), torch.empty_like(w))
         cols = [sizes["cols"]]
-        m, r = mean.to(x.dtype), rstd.to(x.dtype)  # what PyTorch's own forward pass saves
+        saved = torch.float32 if x.is_cuda else x.dtype  # by PyTorch's own forward pass
+        m, r = mean.to(saved), rstd.to(saved)
         return (
             lambda: functional.layer_norm_backward(dy, x, cols, mean, rstd, w, out=out),
             lambda: aten.native_layer_norm_backward(dy, x, cols, m, r, w, w, [True] * 3),

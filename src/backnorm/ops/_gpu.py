@@ -125,20 +125,20 @@ def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequ
 
 @triton.jit
 def _finish_sums(
-    partials_ptr, a_ptr, a_too_ptr, b_ptr, b_scaled_ptr, factors_ptr, count, step, apart, inner, cols, A: tl.constexpr,
+    partials_ptr, a_ptr, a_too_ptr, b_ptr, b_scaled_ptr, factors_ptr, count, step, apart, inner, inner_step, col_step,
+    cols, A: tl.constexpr,
     A_TOO: tl.constexpr, B: tl.constexpr, B_SCALED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Two sums over `count` partials, `step` elements apart, the second `apart` elements after the first, in float64;
     each into up to two outputs, the last of which is the second sum times its factor. Where a column has `inner`
-    numbers in a partial, each of them counts."""
+    numbers in a partial, `inner_step` apart, each of them counts."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     keep = col < cols
     a, b = tl.zeros([ROWS, COLS], tl.float64), tl.zeros([ROWS, COLS], tl.float64)
     for start in range(0, count, ROWS):
         row = start + tl.arange(0, ROWS)
-        place = (
-            partials_ptr + (row // inner)[:, None].to(tl.int64) * step + (row % inner)[:, None] + col[None, :] * inner
-        )
+        place = partials_ptr + ((row // inner).to(tl.int64) * step + row % inner * inner_step)[:, None]
+        place += col[None, :] * col_step
         mask = (row < count)[:, None] & keep[None, :]
         if A or A_TOO:
             a += tl.load(place, mask=mask, other=0.0)
@@ -173,7 +173,7 @@ def _gather_sums(partials_ptr, out_ptr, count, step, width, per, ROWS: tl.conste
 def finish_sums(
     partials: Pointer, gathered: Pointer, count: int, step: int, apart: int, cols: int, a: Pointer | None,
     a_too: Pointer | None, b: Pointer | None, b_scaled: Pointer | None = None, factors: Pointer | None = None,
-    inner: int = 1,
+    inner: int = 1, inner_step: int = 0, col_step: int = 1,
 ) -> list[Launch]:  # fmt: skip
     """The last stage of two sums, over `count` partials of `step` elements."""
     launches = []
@@ -197,7 +197,7 @@ def finish_sums(
         Launch(
             _finish_sums,
             (-(-cols // width),),
-            (partials, *outputs, count * inner, step, apart, inner, cols),
+            (partials, *outputs, count * inner, step, apart, inner, inner_step, col_step, cols),
             {**flags, "ROWS": 64 if width == 16 else 16, "COLS": width},
         ),
     ]

@@ -40,19 +40,20 @@ def _plane_sums(
 
 @triton.jit
 def _row_sums(
-    dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, inner,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, limit,
+    channels, inner, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of COLS consecutive elements, `inner` of each channel."""
+    """Some rows of COLS consecutive elements, `inner` of each channel; a sample has `limit` elements."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
     there = col < cols
-    mean = tl.load(mean_ptr + col // inner, mask=there, other=0.0).to(tl.float32)
+    channel = col % channels if PIXELS else col // inner
+    mean = tl.load(mean_ptr + channel, mask=there, other=0.0).to(tl.float32)
     a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
     for tile in tl.range(split * per_split, tl.minimum(tiles, split * per_split + per_split), num_stages=STAGES):
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * ROWS + tl.arange(0, ROWS)
-        mask = (at < rows)[:, None] & there[None, :]
+        mask = (at < rows)[:, None] & there[None, :] & (at[:, None].to(tl.int64) * cols + col[None, :] < limit)
         dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_h + col[None, :]
         x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_h + col[None, :]
         dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
@@ -88,9 +89,11 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     if tiling.by_rows:
         pieces = -(-tiling.rows // rows)
         numbers: tuple[int, ...] = (
-            width, tiling.rows, *steps_of, tiling.samples * pieces, tiling.per_split, pieces, tiling.inner
+            width, tiling.rows, *steps_of, tiling.samples * pieces, tiling.per_split, pieces,
+            call.input.numel // tiling.samples, channels, tiling.inner,
         )  # fmt: skip
-        steps.append(Launch(_row_sums, (-(-width // cols), tiling.splits), (*tensors, *numbers), constants))
+        grid = (-(-width // cols), tiling.splits)
+        steps.append(Launch(_row_sums, grid, (*tensors, *numbers), {"PIXELS": images.pixels, **constants}))
     else:
         pieces = -(-tiling.image // cols)
         numbers = (channels, tiling.image, *steps_of, tiling.samples * pieces, tiling.per_split, pieces)
@@ -100,7 +103,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     )
     steps += finish_sums(
         partials, Pointer(WORKSPACE, tiling.gathered, F32), tiling.splits, 2 * width, width, channels, sum_dy,
-        grad_bias, sum_dy_xmu, grad_weight, pointer("invstd") if grad_weight else None, tiling.inner,
+        grad_bias, sum_dy_xmu, grad_weight, pointer("invstd") if grad_weight else None,
+        *((tiling.inner, channels, 1) if images.pixels else (tiling.inner, 1, tiling.inner)),
     )  # fmt: skip
     for name in writes:
         if name in tiling.packed:

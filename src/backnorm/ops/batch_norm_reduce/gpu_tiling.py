@@ -16,6 +16,8 @@ from .._views import Parts, row_step
 TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 264
 #: Planes of images up to this are read as rows of all channels' elements: 49 of them are no whole vectors.
 LARGEST_SMALL_IMAGE = 512
+#: Pixels of few channels are joined to rows of about this many elements.
+JOINED = 256
 
 
 class Tiling(NamedTuple):
@@ -25,8 +27,8 @@ class Tiling(NamedTuple):
     images: Images
     #: Small tensors that go through a contiguous copy in the workspace, and where.
     packed: dict[str, int]
-    #: Rows of consecutive elements, and how many elements of a channel are side by side in one: pixels (1), and planes
-    #: of small images (all).
+    #: Rows of consecutive elements, and how many elements of a channel one holds: pixels, some of them joined, and
+    #: planes of small images.
     by_rows: bool
     rows: int
     inner: int
@@ -55,13 +57,17 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     rows, inner, by_rows = image, 1, images.pixels
     if images.pixels and (image == 1 or all(o == image * i for o, i in images.steps.values())):
         # One sample after the other without a gap: one long column of rows.
-        inner_steps = {name: (0, o if image == 1 else i) for name, (o, i) in images.steps.items()}
-        images, samples, rows = images._replace(steps=inner_steps), 1, samples * image
+        steps = {name: o if image == 1 else i for name, (o, i) in images.steps.items()}
+        samples, rows = 1, samples * image
+        if all(step == channels for step in steps.values()):
+            inner = max(1, JOINED // channels)
+        images = images._replace(steps={name: (0, step * inner) for name, step in steps.items()})
+        rows = -(-rows // inner)
     elif not images.pixels and image <= LARGEST_SMALL_IMAGE and all(c == image for _, c in images.steps.values()):
         images = images._replace(steps={name: (0, o) for name, (o, _) in images.steps.items()})
         samples, rows, inner, by_rows = 1, samples, image, True
     if by_rows:
-        widest = WIDEST_PIXELS if inner == 1 else WIDEST_ROWS
+        widest = WIDEST_PIXELS if images.pixels else WIDEST_ROWS
         tile_cols = min(widest, max(16, power_of_two(channels * inner)))
         tile_rows = TILE // tile_cols
         tiles, across = -(-rows // tile_rows) * samples, -(-channels * inner // tile_cols)
