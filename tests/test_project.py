@@ -37,8 +37,9 @@ def test_links_lead_somewhere(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
-def test_the_table_of_speed_is_that_of_the_results() -> None:
-    _, *results = [json.loads(line) for line in (ROOT / "benchmarks/results/cpu.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_the_table_of_speed_is_that_of_the_results(device: str) -> None:
+    _, *results = [json.loads(line) for line in (ROOT / f"benchmarks/results/{device}.jsonl").read_text().splitlines()]
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     for op in OPS:
         cells = []

@@ -67,7 +67,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if row_step(call.values[name], 1, cols) is None:
             packed[name] = parts.take(cols * itemsize(call.values[name].dtype))
     wide = cols > LONGEST_WHOLE_ROW
-    num_stages = 3
+    # Rows that do not begin on 16 bytes cannot be copied ahead in vectors; element by element is slower than waiting.
+    num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) else 1
     if wide:
         tile_rows, tile_cols, num_warps = CHUNK_ROWS, CHUNK, 8
         chunks = -(-cols // CHUNK)
