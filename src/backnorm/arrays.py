@@ -132,12 +132,20 @@ def _from_torch(value: Any) -> Array:
     return Array(value, _torch_desc(value.shape, plain.stride(), value.dtype, value.device), plain)
 
 
+def _torch_has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
 def _from_dlpack(value: Any, function: str, name: str) -> Array:
     try:
         device = dlpack.device_name(value)
         if device == "cpu":
             return _from_numpy(value, dlpack.to_numpy(value))
-        if device.startswith("cuda"):
+        if device.startswith("cuda") and _torch_has_cuda():
             from torch.utils.dlpack import from_dlpack
 
             return _from_torch(from_dlpack(value))._replace(owner=value)
@@ -148,7 +156,7 @@ def _from_dlpack(value: Any, function: str, name: str) -> Array:
     raise AclnnError(
         Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
         name,
-        f"{function}: {name} must be on a supported device (cpu, cuda); got {device}",
+        f"{function}: {name} must be on a supported device (cpu, or cuda where PyTorch has it); got {device}",
     )
 
 
