@@ -18,7 +18,6 @@ _SOURCES = hashlib.sha256(
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 inline: Any = njit(forceinline=True, **_OPTIONS)  # a piece of kernels, compiled as if written out where it is called
-outlined: Any = njit(**_OPTIONS)  # a piece that is rarely run, kept out of the way
 
 
 def native(function: Any, *parameters: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
-from .._native import inline, kernel, outlined
+from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
 from .._simd import (
     TAGS,
@@ -39,6 +39,7 @@ from .._sums import (
     flush,
     reduce_partials,
     reduce_tasks,
+    sum_block,
     sum_columns,
     sum_run,
     sum_span,
@@ -86,14 +87,16 @@ def _plane_dx(
     return staged
 
 
-@outlined
+@inline
 def _weighed_terms(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, run: Any, m: Any, r: Any, g: Any
 ) -> Any:
-    """A channel's share of its group's sums, term by term."""
+    """A channel's share of its group's sums, term by term: of a run (planes), or an element of each row (pixels)."""
+    if run != 1:
+        return sum_run(T, dy, x, run, m, r, g)
     t1, t2 = 0.0, 0.0
     for i in range(rows):
-        a, b = sum_run(T, dy + i * dy_step, x + i * x_step, run, m, r, g)
+        a, b = sum_block(T, dy + i * dy_step, x + i * x_step, 1, m, r, g)
         t1 += a
         t2 += b
     return t1, t2
