@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import backnorm
 from backnorm import acl, bench, cli, demo, warmup
@@ -200,6 +201,12 @@ def test_warmup_compiles_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(warmup, "work", lambda: every[:2] + every[-2:])
     assert run("warmup") == 0
     assert "compiled and cached in" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_bench_on_a_gpu_needs_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--device", "cuda") != 0
+    assert "bench --device cuda needs a GPU that PyTorch can use" in capsys.readouterr().err
 
 
 def test_bench_prints_and_records(

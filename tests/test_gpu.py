@@ -21,12 +21,13 @@ import backnorm
 from backnorm import backends
 from backnorm.accuracy import excess
 from backnorm.arrays import describe
-from backnorm.ops import OPS
+from backnorm.ops import OPS, _gpu
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import reference as ln
 from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
+from backnorm.status import AclnnError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -153,6 +154,12 @@ def test_views_of_all_kinds(dtype: str) -> None:
     }  # fmt: skip
     _run("layer_norm_backward", values, outputs)
     _judge(ln, values, outputs)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the interpreter is off where there is a GPU")
+def test_the_interpreter_refuses_memory_it_cannot_reach() -> None:
+    with pytest.raises(AclnnError, match=r"must be off for tensors on a GPU; got cuda:0"):
+        _gpu.prepare([], (), "cuda:0")
 
 
 # --- through the array functions, on a GPU ---

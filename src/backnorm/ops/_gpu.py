@@ -85,6 +85,12 @@ def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Ca
     """A function of the addresses of the workspace and the tensors that queues the launches on the current stream."""
     slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
     if _INTERPRETED:
+        if device != "cpu":  # its memory is out of the interpreter's reach
+            raise AclnnError(
+                Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+                "device",
+                f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
+            )
         return lambda pointers: _interpret(launches, slots, pointers)
     index = torch.device(device).index or 0
     compiled: dict[bool, list[_Compiled]] = {}
