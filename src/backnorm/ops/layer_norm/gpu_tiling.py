@@ -9,6 +9,7 @@ from ...datatypes import itemsize
 from ...spec import Call
 from .._tiles import gathered_bytes, power_of_two
 from .._views import Parts, row_step
+from .tiling import lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
@@ -52,12 +53,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     cols = prod(call.normalizedShape)
     rows = call.input.numel // cols
     parts = Parts()
-    packed, steps = {}, []
-    for name in ("gradOut", "input", "gradInputOut"):
-        step = row_step(call.values[name], rows, cols) if name in (*writes, "gradOut", "input") else 0
-        if step is None:
-            packed[name], step = parts.take(rows * cols * itemsize(call.values[name].dtype)), cols
-        steps.append(step)
+    steps, packed = lay_out_rows(call, writes, rows, cols, parts)
     for name, size in (("mean", rows), ("rstd", rows), ("weightOptional", cols)):
         desc = call.values[name]
         if desc is not None and row_step(desc, 1, size) is None:
@@ -85,6 +81,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
     row_sums = parts.take(rows * 2 * chunks * 4)
     return Tiling(
-        rows, cols, (steps[0], steps[1], steps[2]), packed, wide, tile_rows, tile_cols, programs, chunks, groups,
+        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, groups,
         num_warps, num_stages, partials, gathered, row_sums, parts.bytes,
     )  # fmt: skip

@@ -52,16 +52,26 @@ def partial_bytes(cols: int) -> int:
     return (cols + 15) // 16 * 128
 
 
+def lay_out_rows(
+    call: Call, writes: tuple[str, ...], rows: int, cols: int, parts: Parts
+) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """Elements from row to row of gradOut, input and gradInputOut; and the places of those that must be packed."""
+    steps, packed = [0, 0, 0], {}
+    for i, name in enumerate(("gradOut", "input", "gradInputOut")):
+        if name == "gradInputOut" and name not in writes:
+            continue
+        step = row_step(call.values[name], rows, cols)
+        if step is None:
+            packed[name], step = parts.take(rows * cols * itemsize(call.values[name].dtype)), cols
+        steps[i] = step
+    return (steps[0], steps[1], steps[2]), packed
+
+
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     cols = prod(call.normalizedShape)
     rows = call.input.numel // cols
     parts = Parts()
-    packed, steps = {}, []
-    for name in ("gradOut", "input", "gradInputOut"):
-        step = row_step(call.values[name], rows, cols) if name in (*writes, "gradOut", "input") else 0
-        if step is None:
-            packed[name], step = parts.take(rows * cols * itemsize(call.values[name].dtype)), cols
-        steps.append(step)
+    steps, packed = lay_out_rows(call, writes, rows, cols, parts)
     converted = {}
     for name, size in (("mean", rows), ("rstd", rows), ("weightOptional", cols)):
         desc = call.values[name]
@@ -91,6 +101,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         contiguous = steps[2] == cols or cols > LONGEST_SHORT_ROW
         streamed = contiguous and worth_streaming(rows * cols * size)
     return Tiling(
-        rows, cols, (steps[0], steps[1], steps[2]), packed, converted, cols <= LONGEST_SHORT_ROW, chunk_rows, chunks,
+        rows, cols, steps, packed, converted, cols <= LONGEST_SHORT_ROW, chunk_rows, chunks,
         task_chunks, spans, group_rows, streamed, partials, totals, scattered, parts.bytes,
     )  # fmt: skip
