@@ -168,8 +168,8 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
 def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
     """The same for rows of several blocks.
 
-    A group of up to four rows is summed while dx of the one before is made, block by block in turns: the former row by row,
-    as memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
+    A group of up to four rows is summed while dx of the one before is made, block by block: the former row by row, as
+    memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
     """
 
     def run(args: Any, task: Any) -> Any:
