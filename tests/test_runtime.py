@@ -529,16 +529,18 @@ def test_host_memory_of_ours_is_held_to_its_bounds() -> None:
 def test_memset_and_asynchronous_copies() -> None:
     handle = stream()
     address = malloc(64)
-    host = np.zeros(64, np.uint8)
+    pinned, _ = acl.rt.malloc_host(64)  # a copy to other memory may be waited for
+    host = np.frombuffer((ctypes.c_uint8 * 64).from_address(pinned), np.uint8)
+    host[:] = 0
     assert acl.rt.memset(address, 64, 0x1FF, 64) == 0
     assert acl.rt.memset(address, 8, 1, 9) == 107000
     assert acl.rt.memset(None, 8, 1, 8) == 100000
     assert acl.rt.memset(address + 60, 8, 1, 8) == 107000
     go = block(handle)
     assert acl.rt.memset_async(address, 64, 7, 32, handle) == 0
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 64, D2H, handle) == 0
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 65, D2H, handle) == 107000
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 64, D2H, 0xABC) == 107017
+    assert acl.rt.memcpy_async(pinned, 64, address, 64, D2H, handle) == 0
+    assert acl.rt.memcpy_async(pinned, 64, address, 65, D2H, handle) == 107000
+    assert acl.rt.memcpy_async(pinned, 64, address, 64, D2H, 0xABC) == 107017
     assert not host.any()
     go.set()
     assert acl.rt.synchronize_stream(handle) == 0
@@ -763,6 +765,7 @@ def test_finalize_survives_a_closed_stderr(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.usefixtures("ready")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's, from 3.12 on
 def test_a_forked_child_starts_without_a_runtime() -> None:
     handle, address = stream(), malloc(8)
     assert acl.rt.memset_async(address, 8, 1, 8, handle) == 0

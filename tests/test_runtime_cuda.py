@@ -5,6 +5,7 @@ The tests of the CPU's runtime are run again as they are; those that cannot hold
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -72,14 +73,14 @@ def fake(device: FakeDriver | None) -> FakeDriver:
 
 
 @pytest.mark.usefixtures("ready")
-@settings(max_examples=150 if not ON_GPU else 80)
+@settings(max_examples=80)
 @given(good=good_calls(doors=("aclnn",)))
 def test_random_calls_agree_with_the_reference(good: Good) -> None:
     run_and_check(good)
 
 
 @pytest.mark.usefixtures("ready")
-@settings(max_examples=60 if not ON_GPU else 30)
+@settings(max_examples=30)
 @given(good=good_calls(doors=("aclnn",), data="infinite"))
 def test_nan_and_inf_propagate(good: Good) -> None:
     run_and_check(good)
@@ -146,7 +147,7 @@ def test_copies_from_pinned_memory_keep_their_place_in_the_stream(ready: None) -
     stream, _ = acl.rt.create_stream()
     host, ret = acl.rt.malloc_host(1 << 20)
     assert ret == 0
-    there = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * (1 << 20)).from_address(host))
+    there = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 20)).from_address(host))
     there[:] = 1
     device, _ = acl.rt.malloc(1 << 20, 0)
     go = threading.Event()
@@ -176,7 +177,7 @@ def test_phase_two_keeps_its_place_in_the_stream(ready: None) -> None:
         assert run(workspace, size, executor) == 0  # compiles, which may wait for the GPU
         assert acl.rt.synchronize_stream(0) == 0
         pinned, _ = acl.rt.malloc_host(call.host["input"].nbytes)
-        kept = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * call.host["input"].size).from_address(pinned))
+        kept = np.ctypeslib.as_array((ctypes.c_float * call.host["input"].size).from_address(pinned))
         kept[:] = call.host["input"].ravel()
         bytes_ = call.host["input"].nbytes
         assert acl.rt.memset(call.address["input"], bytes_, 0, bytes_) == 0
@@ -255,8 +256,8 @@ def test_torch_and_the_runtime_share_the_gpu(ready: None) -> None:
 
 
 @on_gpu
-def test_an_illegal_access_is_told_with_cudas_name() -> None:
-    """In a process of its own: after it the context is of no use."""
+def test_a_failure_is_told_with_cudas_name() -> None:
+    """In a process of its own: after some failures the context is of no use."""
     program = """
 import numpy as np
 from backnorm import acl
@@ -281,7 +282,7 @@ def test_an_unknown_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("npu", "cuda:1", "CUDA", " "):
         monkeypatch.setenv("BACKNORM_DEVICE", name)
         assert acl.init() == 200006
-        assert message() == f"aclInit: BACKNORM_DEVICE must be cpu or cuda (default: cpu); got {name!r}\n".strip()
+        assert f"aclInit: BACKNORM_DEVICE must be cpu or cuda (default: cpu); got {name!r}" in message()
     monkeypatch.setenv("BACKNORM_DEVICE", "")
     assert acl.init() == 0
     assert not isinstance(runtime.hardware, Cuda)
@@ -329,6 +330,7 @@ def test_missing_kernels_are_told(missing: str, monkeypatch: pytest.MonkeyPatch)
     assert f"the kernels need {missing}: install backnorm[gpu]" in message()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's, from 3.12 on
 def test_a_forked_child_is_told_that_the_gpu_is_not_its_own(ready: None) -> None:
     child = os.fork()
     if child == 0:

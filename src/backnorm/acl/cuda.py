@@ -285,12 +285,15 @@ class _Stream:
         if seconds is None:
             with self._cuda._ours:
                 self._cuda._call("cuEventSynchronize", mark.event)
-            return True
-        end = time.monotonic() + seconds
-        while not self._passed(mark):
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.0002)
+        else:
+            end = time.monotonic() + seconds
+            while not self._passed(mark):
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(0.0002)
+        with self._lock:
+            while self._marks and self._marks[0][0] <= number:
+                self._finished = self._marks.popleft()[0]
         return True
 
     def close(self) -> None:
