@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from backnorm import backends, plan
 from backnorm.acl import cuda
+from backnorm.spec import TensorDesc
 
 NAMES = {1: b"CUDA_ERROR_INVALID_VALUE", 2: b"CUDA_ERROR_OUT_OF_MEMORY", 100: b"CUDA_ERROR_NO_DEVICE",
          201: b"CUDA_ERROR_INVALID_CONTEXT", 400: b"CUDA_ERROR_INVALID_HANDLE", 600: b"CUDA_ERROR_NOT_READY",
@@ -37,13 +39,17 @@ class _Point:
 
 
 class _Stream:
-    def __init__(self) -> None:
+    def __init__(self, failures: list[Exception]) -> None:
         self.work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._failures = failures
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while (work := self.work.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as error:
+                self._failures.append(error)
 
     def finish(self) -> None:
         point = _Point()
@@ -56,6 +62,7 @@ class FakeDriver:
         self.devices = 1
         self.fail: dict[str, int] = {}  # function -> the error it gives from now on
         self.calls: list[str] = []
+        self.failures: list[Exception] = []  # of queued work: waiting gives an error from then on, as with a real GPU
         self._handles = itertools.count(0x5000_0000, 8)
         self._streams: dict[int, _Stream] = {}
         self._events: dict[int, _Point | None] = {}
@@ -162,7 +169,7 @@ class FakeDriver:
 
     def cuStreamCreate(self, out: Any, flags: int) -> int:
         out._obj.value = next(self._handles)
-        self._streams[out._obj.value] = _Stream()
+        self._streams[out._obj.value] = _Stream(self.failures)
         return 0 if flags == 1 else 1
 
     def cuStreamDestroy_v2(self, stream: int) -> int:
@@ -190,10 +197,11 @@ class FakeDriver:
         point = self._events[event]
         return 0 if point is None or point.passed.is_set() else 600
 
-    def cuEventSynchronize(self, event: int) -> None:
+    def cuEventSynchronize(self, event: int) -> int:
         point = self._events[event]
         if point is not None:
             point.passed.wait()
+        return 700 if self.failures else 0
 
     def cuEventElapsedTime(self, out: Any, start: int, end: int) -> int:
         points = self._events[start], self._events[end]
@@ -213,17 +221,27 @@ class FakeDriver:
         return 0
 
 
-def stand_in(monkeypatch: Any, driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
-    """Let BACKNORM_DEVICE=cuda find this driver, and the CPU's kernels on its streams."""
-    driver = driver or FakeDriver()
+def stand_in(monkeypatch: Any, interpreted: bool = False) -> Iterator[FakeDriver]:
+    """Let BACKNORM_DEVICE=cuda find this driver, with the CPU's kernels, or the GPU's interpreted, on its streams."""
+    driver = FakeDriver()
 
-    class Kernels(backends._Cpu):
+    class Kernels(backends._Cuda if interpreted else backends._Cpu):  # type: ignore[misc]
         def prepare(self, plan: plan.Plan) -> backends.Runner:
+            if interpreted:  # which wants to be told that the memory is the CPU's
+                values = {
+                    name: value._replace(device="cpu") if isinstance(value, TensorDesc) else value
+                    for name, value in plan.call.values.items()
+                }
+                plan = replace(plan, call=replace(plan.call, values=values))
             run = super().prepare(plan)
+
+            def work(pointers: Any) -> None:
+                with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which warns of what it overflows
+                    run(pointers, None)
 
             def launch(pointers: Any, stream: int | None) -> None:
                 assert stream is not None, "the kernels were not told their stream"
-                assert driver.launch(stream, lambda: run(pointers, None)) == 0
+                assert driver.launch(stream, lambda: work(pointers)) == 0
 
             return launch
 
@@ -234,3 +252,4 @@ def stand_in(monkeypatch: Any, driver: FakeDriver | None = None) -> Iterator[Fak
     plan._make_plan.cache_clear()
     yield driver
     plan._make_plan.cache_clear()
+    assert not driver.failures

@@ -21,6 +21,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# ruff: noqa: E402 (Triton must see the environment)
 from backnorm import acl
 from backnorm.acl import cuda
 from backnorm.acl.cuda import Cuda
@@ -36,7 +41,6 @@ from .test_runtime_stateful import Runtime
 from .test_two_phase import *  # noqa: F403
 from .test_two_phase import LayerNorm, message, run
 
-ON_GPU = torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 without_gpu = pytest.mark.skipif(ON_GPU, reason="the stand-in is for machines without a GPU")
 
@@ -64,6 +68,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver | None]:
 
 
 @pytest.fixture
+def interpreted(device: FakeDriver | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The GPU's kernels step by step, where the CPU's stand for them otherwise."""
+    pytest.importorskip("triton")
+    for _ in stand_in(monkeypatch, interpreted=True):
+        assert acl.init() == 0
+        assert acl.rt.set_device(0) == 0
+        yield
+        acl.finalize()
+
+
+@pytest.fixture
 def fake(device: FakeDriver | None) -> FakeDriver:
     assert device is not None
     return device
@@ -76,6 +91,13 @@ def fake(device: FakeDriver | None) -> FakeDriver:
 @settings(max_examples=80)
 @given(good=good_calls(doors=("aclnn",)))
 def test_random_calls_agree_with_the_reference(good: Good) -> None:
+    run_and_check(good)
+
+
+@without_gpu
+@settings(max_examples=60)
+@given(good=good_calls(doors=("aclnn",), data="infinite"))
+def test_the_gpus_kernels_agree_with_the_reference_in_the_interpreter(interpreted: None, good: Good) -> None:
     run_and_check(good)
 
 

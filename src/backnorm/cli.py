@@ -435,7 +435,8 @@ def _info(arguments: argparse.Namespace) -> int:
 
     print(f"backnorm {__version__} (Python {platform.python_version()}, NumPy {np.__version__})")
     print(f"devices: {', '.join(BACKENDS)} ({get_num_threads()} threads, {platform.machine()})")
-    print(f"default product of the two-phase calls: {DEFAULT_PRODUCT} (BACKNORM_SOC)")
+    device = os.environ.get("BACKNORM_DEVICE") or "cpu"
+    print(f"two-phase calls: product {DEFAULT_PRODUCT} by default (BACKNORM_SOC), device {device} (BACKNORM_DEVICE)")
     table = Table(title="Data types by product and operator", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("product", "series", *(op.folder for op in OPS.values())):
         table.add_column(column)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..status import Status
+from .memory import copy_bytes
 from .messages import AclFailure
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ class Cpu:
         pass  # goes with the last who holds it, queued work included
 
     def copy(self, dst: int, src: int, count: int, dst_space: str, src_space: str, queue: int | None) -> None:
-        from .memory import copy_bytes
-
         copy_bytes(dst, src, count, dst_space != "foreign", src_space != "foreign")
 
     def fill(self, address: int, value: int, count: int, queue: int | None) -> None:

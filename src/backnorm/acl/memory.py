@@ -9,12 +9,14 @@ import errno
 import os
 import sys
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .hardware import Hardware
 from .messages import AclFailure
+
+if TYPE_CHECKING:
+    from .hardware import Hardware
 
 #: Bytes before and after every block that belong to it and to no caller: what lands there has left its allocation.
 _GUARD = 64
