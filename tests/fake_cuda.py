@@ -221,22 +221,21 @@ class FakeDriver:
         return 0
 
 
-def stand_in(monkeypatch: Any, interpreted: bool = False) -> Iterator[FakeDriver]:
-    """Let BACKNORM_DEVICE=cuda find this driver, with the CPU's kernels, or the GPU's interpreted, on its streams."""
-    driver = FakeDriver()
+def stand_in(monkeypatch: Any) -> Iterator[FakeDriver]:
+    """Let BACKNORM_DEVICE=cuda find this driver, with the GPU's kernels in Triton's interpreter on its streams."""
+    driver, one_at_a_time = FakeDriver(), threading.Lock()
 
-    class Kernels(backends._Cuda if interpreted else backends._Cpu):  # type: ignore[misc]
+    class Kernels(backends._Cuda):
         def prepare(self, plan: plan.Plan) -> backends.Runner:
-            if interpreted:  # which wants to be told that the memory is the CPU's
-                values = {
-                    name: value._replace(device="cpu") if isinstance(value, TensorDesc) else value
-                    for name, value in plan.call.values.items()
-                }
-                plan = replace(plan, call=replace(plan.call, values=values))
-            run = super().prepare(plan)
+            values = {  # the interpreter wants to be told that the memory is the CPU's
+                name: value._replace(device="cpu") if isinstance(value, TensorDesc) else value
+                for name, value in plan.call.values.items()
+            }
+            run = super().prepare(replace(plan, call=replace(plan.call, values=values)))
 
             def work(pointers: Any) -> None:
-                with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which warns of what it overflows
+                # It knows one launch at a time, and computes with NumPy, which warns of what it overflows.
+                with one_at_a_time, np.errstate(all="ignore"):
                     run(pointers, None)
 
             def launch(pointers: Any, stream: int | None) -> None:

@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--op", choices=list(OPS), action="append", help="an operator; may be repeated (default: all)")
     bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], action="append", help="likewise")
     bench.add_argument("--odd", type=int, default=10, metavar="N", help="shapes drawn at random (default: %(default)s)")
-    bench.add_argument("--seconds", type=float, default=1.5, help="for each line of the table (default: %(default)s)")
+    bench.add_argument(
+        "--seconds", type=float, default=1.5, help="for each line of the table, on a CPU (default: %(default)s)"
+    )
     bench.add_argument("-o", "--output", metavar="RESULTS.jsonl", help="also write the measurements to a file")
     bench.set_defaults(command=_bench)
 
