@@ -112,7 +112,8 @@ class FakeDriver:
         return 0 if code in NAMES else 1
 
     def cuGetErrorString(self, code: int, out: Any) -> int:
-        out._obj.value = b"what it means" if code in NAMES else None
+        told = repr(self.failures[0]) if self.failures else "what it means"
+        out._obj.value = told.encode() if code in NAMES else None
         return 0 if code in NAMES else 1
 
     # --- memory ---
