@@ -81,8 +81,11 @@ class _Compiled:
         )  # fmt: skip
 
 
-def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Callable[[Sequence[int]], None]:
-    """A function of the addresses of the workspace and the tensors that queues the launches on the current stream."""
+def prepare(
+    launches: Sequence[Launch], names: Sequence[str], device: str
+) -> Callable[[Sequence[int], int | None], None]:
+    """A function of the addresses of the workspace and the tensors that queues the launches on a stream, or (None) on
+    the current one."""
     slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
     if _INTERPRETED:
         if device != "cpu":  # its memory is out of the interpreter's reach
@@ -91,21 +94,21 @@ def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Ca
                 "device",
                 f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
             )
-        return lambda pointers: _interpret(launches, slots, pointers)
+        return lambda pointers, stream: _interpret(launches, slots, pointers)
     index = torch.device(device).index or 0
     compiled: dict[bool, list[_Compiled]] = {}
 
-    def run(pointers: Sequence[int]) -> None:
+    def run(pointers: Sequence[int], stream: int | None) -> None:
         aligned = all(pointer % 16 == 0 for pointer in pointers)
         if torch.cuda.current_device() != index:
             with torch.cuda.device(index):
-                return run(pointers)
+                return run(pointers, stream)
         try:
             if aligned not in compiled:
                 compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
-            stream = torch._C._cuda_getCurrentRawStream(index)
+            queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
-                launch(pointers, stream)
+                launch(pointers, queue)
         except Exception as error:
             raise AclnnError(
                 Status.ACLNN_ERR_INNER, "executor", f"a kernel could not be launched on {device}: {error}"
