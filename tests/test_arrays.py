@@ -547,3 +547,36 @@ def test_importing_is_light() -> None:
     code = f"import sys, backnorm, backnorm.acl, backnorm.aclnn; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_call_of_torch_tensors_again_does_the_same() -> None:
+    """The second call of a kind takes a shorter way."""
+    rng = np.random.default_rng(3)
+
+    def arguments() -> list[Any]:
+        dy, x, w = (torch.tensor(rng.standard_normal(shape).astype(np.float32)) for shape in ((5, 7), (5, 7), 7))
+        mean, rstd = (torch.tensor(rng.standard_normal((5, 1)).astype(np.float32)) for _ in "mr")
+        return [dy, x, (7,), mean, rstd, w]
+
+    for _ in range(3):
+        first = arguments()
+        arrays = [value.numpy() if hasattr(value, "numpy") else value for value in first]
+        expected = backnorm.layer_norm_backward(*arrays)
+        out = (torch.full((5, 7), np.nan), None, torch.full((7,), np.nan))
+        results = backnorm.layer_norm_backward(*first)
+        for result, array in zip(results, expected):
+            assert np.array_equal(result.numpy(), array)
+        dx, nothing, db = backnorm.layer_norm_backward(*first, None, (True, False, True), out=out)
+        assert dx is out[0]
+        assert nothing is None
+        assert db is out[2]
+        assert np.array_equal(dx.numpy(), expected[0])
+        assert np.array_equal(db.numpy(), expected[2])
+    freed = arguments()
+    freed[1].untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="memory was freed"):
+        backnorm.layer_norm_backward(*freed)
+    with pytest.raises((TypeError, AclnnError), match="normalized_shape"):
+        backnorm.layer_norm_backward(*first[:2], (7.0,), *first[3:])
+    with pytest.raises(TypeError, match="dense tensor"):
+        torch.vmap(lambda dy: backnorm.layer_norm_backward(dy, *first[1:])[0])(torch.randn(2, 5, 7))
