@@ -1,0 +1,2 @@
+from .engine import reset_stats, stats
+from . import operators
