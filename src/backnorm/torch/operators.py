@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from . import engine, formulas
 from .engine import Results
@@ -183,7 +184,9 @@ class _Differentiable(torch.autograd.function._SingleLevelFunction):
         ctx.name = name
         ctx.save_for_backward(*[value for value in inputs if isinstance(value, Tensor)])
         ctx.others = [None if isinstance(value, Tensor) else (value,) for value in inputs]
-        return _below_autograd(name, keyset, inputs)
+        # Gradients may be asked for on an outer level of torch.func too; this is off within a function of torch.autograd.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return _below_autograd(name, keyset, inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -209,12 +212,26 @@ def _below_autograd(name: str, keyset: Any, inputs: Sequence[Any]) -> Any:
         return getattr(torch.ops.backnorm, name).default.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
 
+def _tangent(value: Any) -> Tensor | None:
+    return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
+
+
+def _by_formula(name: str, inputs: Sequence[Any]) -> Results:
+    """The operator from torch's own operations: what forward-mode differentiation goes through."""
+    formula, differentiable = _FORMULAS[name](inputs)
+    shapes = _SHAPES[name](*inputs)  # which results are asked for
+    results = formula(*[inputs[i] for i in differentiable])
+    return tuple(None if shape is None else result for shape, result in zip(shapes, results))
+
+
 def _autograd(name: str) -> Callable[..., Any]:
     """The operator for torch's autograd keys. torch.library.register_autograd would do but for torch.func's
     transforms, which its autograd.Function refuses; here the dispatcher has already come down to one of their levels,
     so a function of a single level is what is needed."""
 
     def kernel(keyset: Any, *inputs: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(_tangent(v) is not None for v in inputs):
+            return _by_formula(name, inputs)
         if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in inputs):
             with enable_single_level_autograd_function():
                 return _Differentiable.apply(name, keyset, *inputs)
