@@ -157,8 +157,19 @@ def _decompose(overload: Any, original: Callable[..., Any]) -> Callable[..., Any
         # The same that the rules ask of a call, as far as aten's own forward pass leaves it open. Inductor may have
         # copied this function into a table of its own, where it stays when it is no longer wanted.
         fits = is_enabled() and input.ndim <= 8 and input.device.type in ("cpu", "cuda")
-        if fits and all(tensor.dtype in engine.TYPES for tensor in tensors):
-            return ours(grad_out, input, *others)
-        return original(grad_out, input, *others)
+        if not fits or any(tensor.dtype not in engine.TYPES for tensor in tensors):
+            return original(grad_out, input, *others)
+        if name == "group_norm_backward":
+            return _group_norm(grad_out, input, *others)
+        return ours(grad_out, input, *others)
 
     return decompose
+
+
+def _group_norm(grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, *others: Any) -> Any:
+    """Inductor's forward pass may keep statistics in another type than the weight's; the rules ask for one."""
+    ours = torch.ops.backnorm.group_norm_backward.default
+    if weight is None or weight.dtype == mean.dtype:
+        return ours(grad_out, input, mean, rstd, weight, *others)
+    dx, *rest = ours(grad_out, input, mean.float(), rstd.float(), weight.float(), *others)
+    return dx, *[None if gradient is None else gradient.to(weight.dtype) for gradient in rest]
