@@ -179,14 +179,31 @@ def _synchronized(
     return result
 
 
-class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """torch.nn.SyncBatchNorm on CPUs too, with backnorm's backward pass. One process, and eval, are as in torch."""
+class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    """torch.nn.SyncBatchNorm on CPUs too, with backnorm's backward pass. One process, and eval, are as in torch.
+
+    It is no torch.nn.SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_group: Any = None, device: Any = None, dtype: Any = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        options.update(device=device, dtype=dtype)  # and `bias`, where torch has it
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, **options)
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"SyncBatchNorm: input must have at least 2 axes; got {input.ndim}")
+        if input.shape[1] == 0:
+            raise ValueError("SyncBatchNorm: input must have channels; got none in axis 1")
+        if input.shape[1] != self.num_features and (self.affine or self.track_running_stats):
+            raise ValueError(f"SyncBatchNorm: input must have {self.num_features} channels; got {input.shape[1]}")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        self._check_non_zero_input_channels(input)
-        if input.device.type not in ("cpu", "cuda"):
-            return super().forward(input)
         group = None
         if self.training and dist.is_available() and dist.is_initialized():
             group = self.process_group or dist.group.WORLD
@@ -201,6 +218,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         running_mean = self.running_mean if tracked else None
         running_var = self.running_var if tracked else None
         if world_size > 1:
+            if input.device.type not in ("cpu", "cuda"):
+                raise ValueError(f"SyncBatchNorm: input must be on a CPU or a CUDA device; got {input.device}")
             return _synchronized(
                 input, self.weight, self.bias, running_mean, running_var, self.eps, momentum, group, world_size
             )
