@@ -101,7 +101,7 @@ def _override(name: str, aten_name: str, device: str) -> Callable[..., Any]:
             except AclnnError as error:
                 if error.status not in (INVALID, NULLPTR):
                     raise
-                reason = str(error).removeprefix(f"{name}: ")
+                reason = str(error).removeprefix(f"{name}: ").partition(";")[0]
         else:
             reason = f"input is {str(input.dtype).removeprefix('torch.')}"
         engine.count(name, f"aten: {reason}")
