@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,3 +265,61 @@ def test_compiled_sixteen_bit_models(compiler: Any) -> None:
         wide = _model(torch.float64)
         _close(_gradients(compiler(wide), torch.float64), _gradients(wide, torch.float64), 1e-12)
         assert _counts()["layer_norm_backward"] == 0
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def _reduce(x: Any, dy: Any) -> list[bytes]:
+    results = torch.ops.backnorm.layer_norm_backward(dy, x, [x.shape[1]], x.mean(1), x.var(1), None)
+    return [result.numpy().tobytes() for result in results]
+
+
+def test_kernels_run_on_pytorchs_threads_with_the_same_bits() -> None:
+    from backnorm import threads
+    from backnorm.torch import openmp
+
+    x, dy = random((3000, 300), 1), random((3000, 300), 2)
+    arrays = [t.numpy() for t in (dy, x)]
+    expected = _reduce(x, dy)
+    if openmp._find_library() is not None:
+        assert isinstance(threads._pool, threads._OpenMP)
+    statistics = (x.mean(1).numpy(), x.var(1).numpy())
+    plain = [r.tobytes() for r in backnorm.layer_norm_backward(*arrays, (300,), *statistics)]
+    assert plain == expected
+    before = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3, 7):
+            torch.set_num_threads(number)
+            backnorm.set_num_threads(number)
+            assert _reduce(x, dy) == expected
+    finally:
+        torch.set_num_threads(before)
+        backnorm.set_num_threads(threads._usable_cpus())
+    found: list[Any] = []
+    callers = [threading.Thread(target=lambda: found.append(_reduce(x, dy))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == [expected] * 4
+
+
+_FORKED = """
+import os, numpy as np, torch, backnorm, backnorm.torch
+x = np.random.default_rng(0).standard_normal((3000, 300)).astype(np.float32)
+ones = np.ones((3000, 1), np.float32)
+def bits():
+    return [r.tobytes() for r in backnorm.layer_norm_backward(x, x, (300,), ones, ones)]
+t = torch.from_numpy(x)
+torch.ops.backnorm.layer_norm_backward(t, t, [300], torch.from_numpy(ones), torch.from_numpy(ones))
+before = bits()
+child = os.fork()
+if child == 0:
+    os._exit(0 if bits() == before else 3)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], check=True, timeout=60)

@@ -43,7 +43,9 @@ def _gradients(module: Any, x: Any, dy: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 0.1}])
-@pytest.mark.parametrize(("shape", "normalized"), [((40, 65), (65,)), ((3, 4, 5, 6), (5, 6)), ((9,), (9,)), ((7, 1), 1)])
+@pytest.mark.parametrize(
+    ("shape", "normalized"), [((40, 65), (65,)), ((3, 4, 5, 6), (5, 6)), ((9,), (9,)), ((7, 1), 1)]
+)
 def test_layer_norm_lies_within_the_bound(shape: Any, normalized: Any, options: dict[str, Any], dtype: Any) -> None:
     module = _randomize(LayerNorm(normalized, **options)).to(dtype)
     x, dy = random(shape, 1, dtype, 2.0, 1.0), random(shape, 2, dtype)
@@ -53,7 +55,8 @@ def test_layer_norm_lies_within_the_bound(shape: Any, normalized: Any, options: 
         if name in found:
             assert found[name].dtype == dtype
             assert judge(found[name], *truth[name]) <= 1, name
-    assert torch.equal(found["output"], nn.functional.layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps))  # fmt: skip
+    expected = nn.functional.layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
+    assert torch.equal(found["output"], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -275,7 +278,8 @@ def test_checkpoints_no_grad_and_empty_batches() -> None:
     module, x = _randomize(LayerNorm(6)), random((4, 6), 1)
     plain = _gradients(module, x, random((4, 6), 2))
     for reentrant in (False, True):
-        again = _gradients(lambda_module(lambda v, r=reentrant: checkpoint(module, v, use_reentrant=r), module), x, random((4, 6), 2))  # fmt: skip
+        wrapped = _Wrapped(lambda v, r=reentrant: checkpoint(module, v, use_reentrant=r), module)
+        again = _gradients(wrapped, x, random((4, 6), 2))
         assert all(torch.equal(plain[name], again[name]) for name in plain)
     with torch.no_grad():
         assert not module(x).requires_grad
@@ -286,16 +290,14 @@ def test_checkpoints_no_grad_and_empty_batches() -> None:
     assert leaf.grad.shape == (0, 4, 3)
 
 
-def lambda_module(forward: Any, module: Any) -> Any:
+class _Wrapped:
     """A function with the parameters of a module."""
 
-    class Wrapped:
-        named_parameters, zero_grad = module.named_parameters, module.zero_grad
+    def __init__(self, forward: Any, module: Any) -> None:
+        self._forward, self.named_parameters, self.zero_grad = forward, module.named_parameters, module.zero_grad
 
-        def __call__(self, x: Any) -> Any:
-            return forward(x)
-
-    return Wrapped()
+    def __call__(self, x: Any) -> Any:
+        return self._forward(x)
 
 
 def test_what_is_wrong_is_told_as_torch_does() -> None:
@@ -347,9 +349,7 @@ def _inputs_of_torch() -> list[Any]:
     except Exception as error:  # it imports what torch does not bring along
         return [pytest.param(None, None, marks=pytest.mark.skip(reason=f"PyTorch's module tests: {error}"))]
     ours = {nn.LayerNorm: LayerNorm, nn.GroupNorm: GroupNorm}
-    return [
-        pytest.param(info, ours[info.module_cls], id=info.name) for info in module_db if info.module_cls in ours
-    ]
+    return [pytest.param(info, ours[info.module_cls], id=info.name) for info in module_db if info.module_cls in ours]
 
 
 @pytest.mark.parametrize(("info", "cls"), _inputs_of_torch())
@@ -389,18 +389,21 @@ def _constructor_tests() -> list[Any]:
     except Exception as error:
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"PyTorch's module tests: {error}"))]
     return [
-        {"constructor": LayerNorm, "constructor_args": ([5],), "input_size": (4, 5, 5), "fullname": "LayerNorm_1d"},
-        {"constructor": LayerNorm, "constructor_args": ([2, 2, 5], 1e-3, False), "input_size": (4, 2, 2, 5), "fullname": "LayerNorm_3d"},
-        {"constructor": GroupNorm, "constructor_args": (3, 6, 1e-3), "input_size": (4, 6, 5), "fullname": "GroupNorm_1d"},
-        {"constructor": GroupNorm, "constructor_args": (3, 3, 1e-3, False), "input_size": (4, 3, 2, 3), "fullname": "GroupNorm_IN"},
-        {"constructor": SyncBatchNorm, "constructor_args": (3,), "input_size": (4, 3, 2, 2), "fullname": "SyncBatchNorm"},
-    ]  # fmt: skip
+        {"constructor": cls, "constructor_args": arguments, "input_size": size, "fullname": name}
+        for name, cls, arguments, size in (
+            ("LayerNorm_1d", LayerNorm, ([5],), (4, 5, 5)),
+            ("LayerNorm_3d", LayerNorm, ([2, 2, 5], 1e-3, False), (4, 2, 2, 5)),
+            ("GroupNorm_1d", GroupNorm, (3, 6, 1e-3), (4, 6, 5)),
+            ("GroupNorm_instances", GroupNorm, (3, 3, 1e-3, False), (4, 3, 2, 3)),
+            ("SyncBatchNorm", SyncBatchNorm, (3,), (4, 3, 2, 2)),
+        )
+    ]
 
 
 @pytest.mark.parametrize("arguments", _constructor_tests(), ids=lambda a: a["fullname"] if a else "none")
 @pytest.mark.filterwarnings("ignore")
 def test_pytorchs_own_module_test(arguments: dict[str, Any]) -> None:
-    """PyTorch's NewModuleTest: non-contiguous inputs and gradients, numerical Jacobians, double backward, serialization,
+    """PyTorch's NewModuleTest: non-contiguous inputs and gradients, numerical Jacobians, double backward, pickling,
     conversions between types."""
     from torch.testing._internal import common_nn
 

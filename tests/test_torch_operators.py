@@ -118,7 +118,7 @@ def test_a_broken_rule_is_told_in_the_operators_words() -> None:
     arguments = _layer_norm(torch.float32)
     with pytest.raises(AclnnError, match=r"layer_norm_backward: mean must .* got 3, shape \[3, 1\]"):
         OPS.layer_norm_backward(*arguments[:3], random((3, 1), 3), random((3, 1), 4), *arguments[5:])
-    with pytest.raises(AclnnError, match="grad_out must .*float64"):
+    with pytest.raises(AclnnError, match=r"grad_out must .*float64"):
         OPS.layer_norm_backward(*[a.double() if torch.is_tensor(a) else a for a in arguments])
 
 

@@ -1,4 +1,4 @@
-"""SyncBatchNorm's companions of the reduce operator on the CPU: a channel's statistics, and what is done to each element.
+"""SyncBatchNorm's companions of the reduce operator on the CPU: a channel's statistics, and the work on each element.
 
 Both are for dense tensors: planes (NCHW) or pixels (channels-last and 2-D). They are programs over addresses, made once
 for a shape.
@@ -37,8 +37,8 @@ from ._views import BLOCK, task_elements
 
 #: Rows of pixels that are summed in float32.
 _ROWS = 64
-#: Elements of a block, and rows of pixels, whose mean is taken from all before they are squared. They are a sixteenth of
-#: their block, so that even where they are far from the others, no more than four bits are lost.
+#: Elements of a block, and rows of pixels, whose mean is taken from all before they are squared. They are a sixteenth
+#: of their block, so that even where they are far from the others, no more than four bits are lost.
 _FIRST, _FIRST_ROWS = BLOCK // 16, _ROWS // 16
 
 
@@ -255,10 +255,10 @@ def _pixel_elements(T: Any, with_dy: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def elements(layout: Layout, with_dy: bool) -> Code:
-    """A program: out = (x - mean) * a + c, or with `dy` that + dy * b, from the float32 table [mean, a, b, c][channel]."""
+    """A program: out = (x - mean) * a + c, or with `dy` that + dy * b; float32 table [mean, a, b, c][channel]."""
     program = Program(("x", "dy", "table", "out"))
     task_rows = max(1, task_elements(layout.numel) // layout.cols)
-    arguments = [*(Place(name, 0) for name in ("x", "dy", "table", "out")), layout.rows, layout.channels]
+    arguments: list[Any] = [*(Place(name, 0) for name in ("x", "dy", "table", "out")), layout.rows, layout.channels]
     make = _pixel_elements if layout.pixels else _plane_elements
     arguments += [task_rows] if layout.pixels else [layout.image, task_rows]
     program.job(make(TAGS[layout.dtype], with_dy), -(-layout.rows // task_rows), layout.numel, *arguments)

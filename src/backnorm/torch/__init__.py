@@ -1,9 +1,9 @@
 """PyTorch: one line for existing models, modules, and operators for torch's dispatcher.
 
-    import backnorm.torch
+import backnorm.torch
 
-    backnorm.torch.enable()  # LayerNorm, GroupNorm and SyncBatchNorm of any model are differentiated by backnorm
-    print(backnorm.torch.stats())
+backnorm.torch.enable()  # LayerNorm, GroupNorm and SyncBatchNorm of any model are differentiated by backnorm
+print(backnorm.torch.stats())
 """
 
 from . import operators as operators  # defines torch.ops.backnorm

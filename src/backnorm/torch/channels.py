@@ -10,6 +10,7 @@ import torch
 from .. import threads
 from ..datatypes import BY_NAME
 from ..ops._channels import Layout, elements, statistics
+from . import openmp
 
 Tensor = torch.Tensor
 
@@ -31,6 +32,7 @@ def _is_pixels(tensor: Tensor) -> bool:
 
 
 def _layout(tensor: Tensor) -> Layout:
+    openmp.adopt()
     samples, channels, *rest = tensor.shape
     image = math.prod(rest)
     # Elements of one channel each: a row of channels is what is contiguous.
@@ -67,7 +69,5 @@ def each_element(x: Tensor, dy: Tensor | None, mean: Tensor, a: Tensor, b: Tenso
         return out
     table = torch.stack([mean, a, c if b is None else b, c]).to(torch.float32)
     code = elements(_layout(x), dy is not None)
-    threads.run(
-        code, (0, x.data_ptr(), 0 if dy is None else dy.data_ptr(), table.data_ptr(), out.data_ptr())
-    )
+    threads.run(code, (0, x.data_ptr(), 0 if dy is None else dy.data_ptr(), table.data_ptr(), out.data_ptr()))
     return out

@@ -1,8 +1,8 @@
 """One line for an existing model: aten's backward passes of the three operators go to backnorm.
 
 Eagerly, the kernels of `aten::native_layer_norm_backward` and the others are overridden for CPU and CUDA; what backnorm
-does not have (float64, more than 8 axes) goes on to aten's own kernel and is counted. Under torch.compile, inductor would
-take the aten operators apart before any kernel is called; its decompositions are replaced, so that
+does not have (float64, more than 8 axes) goes on to aten's own kernel and is counted. Under torch.compile, inductor
+would take the aten operators apart before any kernel is called; its decompositions are replaced, so that
 `torch.ops.backnorm.*` stand in the compiled graph. Compiled code on disk is kept apart from that of other models.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.compiler.config
 
 from .. import __version__
 from ..spec import INVALID, NULLPTR
@@ -129,7 +130,7 @@ def _reduce_without_aten(
 def _set_decompositions() -> None:
     """Put our decompositions into torch's tables, or torch's own back."""
     if not _decompositions:
-        for name, aten_name in _ATEN.items():
+        for aten_name in _ATEN.values():
             overload = getattr(torch.ops.aten, aten_name).default
             if overload in torch._decomp.decomposition_table:  # without one, the operator stays in the graph
                 _decompositions[overload] = torch._decomp.decomposition_table[overload]

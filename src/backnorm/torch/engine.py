@@ -20,6 +20,7 @@ from ..ops import OPS
 from ..plan import Plan
 from ..spec import INVALID
 from ..status import AclnnError
+from . import openmp
 
 Tensor = torch.Tensor
 Results = tuple[Tensor | None, ...]
@@ -42,6 +43,8 @@ _prepared: dict[Any, _Prepared] = {}
 
 
 def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ...]) -> _Prepared:
+    if tensors[1] is not None and tensors[1].is_cpu:
+        openmp.adopt()
     op = OPS[op_name]
     given, others = iter(tensors), iter(rest)
     names, inputs = [], []

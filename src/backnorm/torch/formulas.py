@@ -20,7 +20,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _statistics(x: Tensor, mean: Tensor, rstd: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _statistics(x: Tensor, mean: Tensor, rstd: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """mean and rstd with the saved values and the derivatives of x's own."""
     center = x.mean(axes, keepdim=True)
     variance = (x - center).square().mean(axes, keepdim=True)

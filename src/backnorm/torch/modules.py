@@ -111,9 +111,7 @@ class _GroupNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Statistics:
+    def forward(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Statistics:
         n, c = input.shape[:2]
         sizes = (n, c, math.prod(input.shape[2:]), num_groups)
         if torch.compiler.is_compiling() and input.dtype != torch.float32:
@@ -183,9 +181,9 @@ def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """torch.nn.functional.group_norm with backnorm's backward pass."""
-    if not is_ours(input, weight, bias) or input.ndim < 2 or input.shape[1] % num_groups:
+    fits = input.ndim >= 2 and input.shape[1] % num_groups == 0 and input.numel() != num_groups
+    if not fits or not is_ours(input, weight, bias):
         return F.group_norm(input, num_groups, weight, bias, eps)
-    F._verify_batch_size([input.shape[0] * input.shape[1] // num_groups, num_groups, *input.shape[2:]])
     input, weight, bias = _as_autocast(input, weight, bias)  # type: ignore[assignment]
     result: Tensor = _GroupNorm.apply(input, num_groups, weight, bias, eps)[0]
     return result

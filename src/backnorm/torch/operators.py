@@ -115,7 +115,7 @@ def _batch_norm_shapes(
     return _masked((input_g, input_g, weight_g, bias_g), sums, sums, column, column)
 
 
-_SHAPES = {
+_SHAPES: dict[str, Callable[..., Results]] = {
     "layer_norm_backward": _layer_norm_shapes,
     "group_norm_backward": _group_norm_shapes,
     "batch_norm_backward_reduce": _batch_norm_shapes,
@@ -169,7 +169,7 @@ def _batch_norm_formula(inputs: Sequence[Any]) -> tuple[Callable[..., Any], tupl
 
 #: By operator: a function of the inputs as the dispatcher gives them, without those that have their default at the end,
 #: to the formula and the places of what it is a function of.
-_FORMULAS = {
+_FORMULAS: dict[str, Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[int, ...]]]] = {
     "layer_norm_backward": _layer_norm_formula,
     "group_norm_backward": _group_norm_formula,
     "batch_norm_backward_reduce": _batch_norm_formula,
@@ -180,11 +180,12 @@ class _Differentiable(torch.autograd.function._SingleLevelFunction):
     """A call whose gradients may be asked for."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, keyset: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        name, keyset, *inputs = arguments
         ctx.name = name
         ctx.save_for_backward(*[value for value in inputs if isinstance(value, Tensor)])
         ctx.others = [None if isinstance(value, Tensor) else (value,) for value in inputs]
-        # Gradients may be asked for on an outer level of torch.func too; this is off within a function of torch.autograd.
+        # Gradients may be asked for on an outer level of torch.func too; within torch.autograd's functions this is off.
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return _below_autograd(name, keyset, inputs)
 
@@ -201,10 +202,10 @@ class _Differentiable(torch.autograd.function._SingleLevelFunction):
 
         found: list[Tensor | None] = [None] * len(inputs)
         if asked:
-            _, vjp = torch.func.vjp(requested, *[inputs[i] for i in differentiable])
+            vjp = torch.func.vjp(requested, *[inputs[i] for i in differentiable])[1]
             for i, gradient in zip(differentiable, vjp(tuple(grads[i] for i in asked))):
                 found[i] = gradient
-        return None, None, *found
+        return (None, None, *found)
 
 
 def _below_autograd(name: str, keyset: Any, inputs: Sequence[Any]) -> Any:
@@ -229,12 +230,14 @@ def _autograd(name: str) -> Callable[..., Any]:
     transforms, which its autograd.Function refuses; here the dispatcher has already come down to one of their levels,
     so a function of a single level is what is needed."""
 
+    apply: Any = getattr(_Differentiable, "apply")  # noqa: B009 (torch's stubs have it not)
+
     def kernel(keyset: Any, *inputs: Any) -> Any:
         if forward_ad._current_level >= 0 and any(_tangent(v) is not None for v in inputs):
             return _by_formula(name, inputs)
         if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in inputs):
             with enable_single_level_autograd_function():
-                return _Differentiable.apply(name, keyset, *inputs)
+                return apply(name, keyset, *inputs)
         return _below_autograd(name, keyset, inputs)
 
     return kernel

@@ -1,8 +1,8 @@
 """BatchNorm over the batches of all processes, on torch.distributed: gloo on CPUs, nccl on GPUs.
 
 Forward: each process's statistics, one all_gather, the statistics of all (in float64, by every process in the order of
-ranks, so that all have the same bits), and the normalized elements. Backward: backnorm's reduce operator, one all_reduce
-of its two sums, and the gradient of each element. No process is asked for anything but these two collectives.
+ranks, so that all have the same bits), and the normalized elements. Backward: backnorm's reduce operator, one
+all_reduce of its two sums, and the gradient of each element.
 """
 
 from __future__ import annotations
@@ -220,13 +220,12 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         if world_size > 1:
             if input.device.type not in ("cpu", "cuda"):
                 raise ValueError(f"SyncBatchNorm: input must be on a CPU or a CUDA device; got {input.device}")
-            return _synchronized(
+            result: Tensor = _synchronized(
                 input, self.weight, self.bias, running_mean, running_var, self.eps, momentum, group, world_size
             )
+            return result
         from_batch = self.training or (self.running_mean is None and self.running_var is None)
-        return F.batch_norm(
-            input, running_mean, running_var, self.weight, self.bias, from_batch, momentum, self.eps
-        )
+        return F.batch_norm(input, running_mean, running_var, self.weight, self.bias, from_batch, momentum, self.eps)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Any, process_group: Any = None) -> Any:
