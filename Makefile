@@ -17,7 +17,7 @@ test-generic: $(VENV)/.dev
 
 # On a machine with a GPU, with the Python that has torch and Triton there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_runtime_cuda.py
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_runtime_cuda.py tests/test_torch_cuda.py
 
 bench: $(VENV)/.dev
 	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl

@@ -124,10 +124,10 @@ def test_the_same_bits_at_any_alignment() -> None:
 def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = bits(CALLS[call](dtype))
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
-    functional._kind.cache_clear()
+    functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
     assert bits(CALLS[call](dtype)) == expected
-    functional._kind.cache_clear()
+    functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
 
 

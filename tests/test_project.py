@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/design.md", "docs/decisions.md", "docs/math.md", "docs/performance.md"]
+    "page", ["README.md", "docs/design.md", "docs/decisions.md", "docs/math.md", "docs/performance.md", "docs/torch.md"]
 )
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
@@ -49,7 +51,29 @@ def test_the_table_of_speed_is_that_of_the_results(device: str) -> None:
         assert " | ".join(cells) in page, (op, cells)
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(example), run_name="__main__")
+@pytest.mark.parametrize("example", ["arrays.py", "two_phase.py"])
+def test_examples_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2")
+
+
+@pytest.mark.parametrize(
+    ("start", "example"), [((), "train_char_transformer.py"), (TORCHRUN, "train_convnet_sync_batch_norm.py")]
+)
+def test_training_examples_have_the_same_losses_as_torch(start: tuple[str, ...], example: str) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, *start, str(ROOT / "examples" / example), "--steps", "4"]
+    output = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
+    rows = re.findall(r"^ +(\d+) +(\d+\.\d+) +(\d+\.\d+)$", output, re.MULTILINE)
+    assert len(rows) == 4, output
+    for _, torchs, ours in rows:
+        assert abs(float(torchs) - float(ours)) <= 2e-4
+    assert re.search(r"calls: \{'backnorm': [1-9]", output)
+
+
+def test_every_example_is_run() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    assert all(example.name in here for example in (ROOT / "examples").glob("*.py"))

@@ -115,7 +115,7 @@ def _from_numpy(owner: Any, view: NDArray) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _torch_desc(shape: Any, strides: Shape, kind: Any, device: Any) -> TensorDesc:
+def torch_desc(shape: Any, strides: Shape, kind: Any, device: Any) -> TensorDesc:
     type_name = str(kind).removeprefix("torch.")
     place = "cpu" if device.type == "cpu" else str(device)
     if type_name not in BY_NAME:
@@ -129,7 +129,7 @@ def _from_torch(value: Any) -> Array:
     plain = value.detach().resolve_neg() if value.is_neg() else value
     if plain.is_cpu and plain.data_ptr() == 0 and plain.numel():
         raise TypeError("a tensor whose memory was freed")
-    return Array(value, _torch_desc(value.shape, plain.stride(), value.dtype, value.device), plain)
+    return Array(value, torch_desc(value.shape, plain.stride(), value.dtype, value.device), plain)
 
 
 def _torch_has_cuda() -> bool:

@@ -148,7 +148,7 @@ class _Kind:
 
 
 @lru_cache(maxsize=1024)
-def _kind(op_name: str, inputs: tuple[Any, ...], product: str) -> _Kind:
+def kind_of_call(op_name: str, inputs: tuple[Any, ...], product: str) -> _Kind:
     op = OPS[op_name]
     return _Kind(op, inputs, _profile(op, product))
 
@@ -256,7 +256,7 @@ def _run_anew(
         else:
             array = places[name] = describe(value, op.name, word)
             inputs.append(array.desc)
-    kind = _kind(op.name, tuple(inputs), product)
+    kind = kind_of_call(op.name, tuple(inputs), product)
     results: list[Array | None] = []
     if out is None:
         plan, descs = kind.plan(None)
@@ -292,7 +292,7 @@ def _input_table(op_name: str) -> tuple[tuple[str, str, Callable[[str, Any], Any
 def _workspace(size: int, device: str, like: Any) -> tuple[int, Any]:
     """Scratch memory on the device of an array, and what keeps it: this thread's own, or from torch's allocator."""
     if device == "cpu":
-        return _scratch.take(size), None
+        return scratch.take(size), None
     memory = sys.modules["torch"].empty(size, dtype=sys.modules["torch"].uint8, device=like.device)
     return memory.data_ptr(), memory
 
@@ -314,7 +314,7 @@ class _Scratch(threading.local):
         return self._address
 
 
-_scratch = _Scratch()
+scratch = _Scratch()
 
 
 def _returner(input: Any) -> Callable[[Array], Any] | None:

@@ -13,7 +13,7 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,9 +68,9 @@ class _Pool:
                 helper.start()
                 self._helpers.append(helper)
 
-    def run(self, code: int, pointers: int, words: int, threads: int) -> None:
+    def run(self, code: Any, pointers: int, words: int, threads: int) -> None:
         self.ensure(threads - 1)
-        self._run(self.address, code, pointers, words, threads, _ELEMENTS_A_THREAD)
+        self._run(self.address, code.address, pointers, words, threads, _ELEMENTS_A_THREAD)
 
     def stop(self) -> None:
         """Let the helpers return: native code must not be running when the interpreter takes it away."""
@@ -82,6 +82,47 @@ class _Pool:
 
     def _set(self, word: int, value: int) -> None:
         ctypes.c_int64.from_address(self.address + word).value = value
+
+
+class _TeamMemory(threading.local):
+    """Each caller's memory for the call its team is at."""
+
+    def __init__(self) -> None:
+        from .ops._workers import TEAM_ARGUMENTS, TEAM_BYTES
+
+        self._memory = np.zeros(TEAM_BYTES + 64, np.uint8)
+        start = -self._memory.ctypes.data % 64
+        self.address = self._memory.ctypes.data + start
+        self.pool: Any = self._memory[start : start + TEAM_ARGUMENTS]
+        self.arguments: Any = self._memory[start + TEAM_ARGUMENTS : start + TEAM_BYTES].data
+
+
+class _OpenMP:
+    """The threads of an OpenMP runtime that another library uses, PyTorch's: they look for work for milliseconds after
+    each of its calls, and threads of our own would get no CPU beside them. Small programs the caller runs alone."""
+
+    def __init__(self, library: str, most: Callable[[], int]) -> None:
+        from .ops import _workers
+
+        self._parallel = ctypes.CDLL(library).GOMP_parallel
+        self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        self._parallel.restype = None
+        self._most = most
+        self._join, self._run = _workers.join_team.address, _workers.run.ctypes
+        self._memory = _TeamMemory()
+
+    def run(self, code: Any, pointers: int, words: int, threads: int) -> None:
+        memory = self._memory
+        threads = min(threads, self._most(), code.elements // _ELEMENTS_A_THREAD)
+        if threads <= 1:
+            self._run(memory.address, code.address, pointers, words, 1, _ELEMENTS_A_THREAD)
+            return
+        memory.pool[:] = 0
+        _pack[5](memory.arguments, 0, code.address, pointers, words, threads, _ELEMENTS_A_THREAD)
+        self._parallel(self._join, memory.address, threads, 0)
+
+    def stop(self) -> None:
+        """They are not ours."""
 
 
 class _Words(threading.local):
@@ -97,17 +138,30 @@ class _Words(threading.local):
 
 
 _words = _Words()
-_pool: _Pool | None = None
+_pool: _Pool | _OpenMP | None = None
 _pool_lock = threading.Lock()
 _num_threads: int | None = None
 
 
-def _get_pool() -> _Pool:
+def _get_pool() -> _Pool | _OpenMP:
     global _pool
     with _pool_lock:
         if _pool is None:
             _pool = _Pool()
         return _pool
+
+
+def use_openmp(library: str, most: Callable[[], int]) -> None:
+    """From now on run calls on the threads of the OpenMP runtime in this file, at most as many as `most()` says.
+
+    A forked child, where such a runtime may not be used, has threads of its own again. AttributeError where it is none.
+    """
+    global _pool
+    with _pool_lock:
+        if not isinstance(_pool, _OpenMP):
+            ours, _pool = _pool, _OpenMP(library, most)
+            if ours is not None:
+                ours.stop()
 
 
 def _forget_pool() -> None:
@@ -152,4 +206,4 @@ def run(code: Any, pointers: Sequence[int]) -> None:
         _words.take(2 * code.words)
     _pack[places](_words.buffer, 0, *pointers)
     address = _words.address
-    pool.run(code.address, address, address + 8 * places, _num_threads or get_num_threads())
+    pool.run(code, address, address + 8 * places, _num_threads or get_num_threads())

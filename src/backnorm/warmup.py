@@ -23,6 +23,8 @@ def work() -> Iterator[Callable[[], object]]:
         for mask in ((True, True, True), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], samples, pixels, mask)
         yield partial(_batch_norm, NUMPY[dtype], pixels)
+    for dtype, pixels in itertools.product(_TYPES, (False, True)):
+        yield partial(_channels, dtype, pixels)
 
 
 def compile_one(call: Callable[[], object]) -> None:
@@ -45,3 +47,10 @@ def _group_norm(dtype: object, samples: int, pixels: bool, mask: tuple[bool, ...
 def _batch_norm(dtype: object, pixels: bool) -> None:
     x = np.ones((2, 4) if pixels else (2, 4, 3), dtype)  # type: ignore[call-overload]
     functional.batch_norm_backward_reduce(x, x, np.ones(4, np.float32), np.ones(4, np.float32))
+
+
+def _channels(dtype: int, pixels: bool) -> None:
+    from .ops._channels import Layout, elements, statistics
+
+    layout = Layout(dtype, pixels, 2, 4, 3)
+    statistics(layout), elements(layout, False), elements(layout, True)

@@ -59,12 +59,15 @@ class Program:
         for job in self._jobs:
             numbers += job
         memory = np.array(numbers, np.int64)
-        return Code(memory.ctypes.data, len(self._slots) + len(self._words), memory)
+        largest = max((elements for _, first, last, elements, _ in self._jobs if last - first > 1), default=0)
+        return Code(memory.ctypes.data, len(self._slots) + len(self._words), largest, memory)
 
 
 class Code(NamedTuple):
-    """A finished program: where its numbers are, and how many of a thread's own it needs to run."""
+    """A finished program: where its numbers are, how many of a thread's own it needs to run, and the elements of its
+    largest job that can be divided."""
 
     address: int
     words: int
+    elements: int
     memory: Any

@@ -225,7 +225,8 @@ def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last
             _let_others_run()
 
 
-def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-untyped-def]
+@inline
+def _run_program(pool: Any, program: Any, pointers: Any, words: Any, threads: Any, least: Any) -> Any:
     """Run a program: its arguments are copied to `words`, with the pointers added where it says so.
 
     `least`: elements for which another thread is worth waking.
@@ -249,5 +250,38 @@ def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-unt
         _write(pool + BUSY, 0)
 
 
+def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-untyped-def]
+    _run_program(pool, program, pointers, words, threads, least)
+
+
+#: A team's call: the pool of the team, which thread comes first, and the arguments of `_run`.
+TEAM_FIRST = POOL_BYTES
+TEAM_ARGUMENTS = POOL_BYTES + LINE
+TEAM_BYTES = POOL_BYTES + 2 * LINE
+
+
+def _join_team(team):  # type: ignore[no-untyped-def]
+    """What each of a team's threads does, called by all at once: the first runs the program, the others help."""
+    if _add(team + TEAM_FIRST, 1) == 0:
+        at = team + TEAM_ARGUMENTS
+        _run_program(team, _get(at), _get(at + 8), _get(at + 16), _get(at + 24), _get(at + 32))
+        _write(team + STOP, 1)
+        return
+    looks = 0
+    while _read(team + STOP) == 0:
+        seats = _read(team + SEATS)
+        if seats > 0:
+            if _replace(team + SEATS, seats, seats - 1):
+                _take_tasks(team)
+                _add(team + FINISHED, 1)
+                looks = 0
+        elif looks < 4096:
+            _pause()
+            looks += 1
+        else:
+            _let_others_run()
+
+
 serve = native(_serve, types.int64)
 run = native(_run, *[types.int64] * 6)
+join_team = native(_join_team, types.int64)

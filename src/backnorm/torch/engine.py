@@ -1,0 +1,138 @@
+"""Torch tensors straight to a plan: what the array functions do, in less time, for dense tensors of one device.
+
+A plan is found by the shapes, strides, types and devices of a call's tensors, so a call of a known kind costs one
+look-up, the allocation of its results and the kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..arrays import torch_desc
+from ..datatypes import NUMPY
+from ..functional import kind_of_call, scratch
+from ..ops import OPS
+from ..plan import Plan
+from ..spec import INVALID
+from ..status import AclnnError
+from . import openmp
+
+Tensor = torch.Tensor
+Results = tuple[Tensor | None, ...]
+
+#: The data types of the operators.
+TYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+#: Kinds of calls kept; a model has some dozens.
+_MOST_KEPT = 4096
+
+
+class _Prepared(NamedTuple):
+    plan: Plan
+    #: Shape, strides and type of each result; None where it is masked off.
+    outputs: tuple[tuple[Any, Any, torch.dtype] | None, ...]
+    #: Where the plan's tensors stand among the call's tensors and then its results.
+    places: tuple[int, ...]
+
+
+_prepared: dict[Any, _Prepared] = {}
+
+
+def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ...]) -> _Prepared:
+    if tensors[1] is not None and tensors[1].is_cpu:
+        openmp.adopt()
+    op = OPS[op_name]
+    given, others = iter(tensors), iter(rest)
+    names, inputs = [], []
+    for param in op.inputs:
+        if param.kind == "tensor":
+            tensor = next(given)
+            names.append(param.name)
+            inputs.append(
+                None if tensor is None else torch_desc(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            )
+        else:
+            inputs.append(next(others))
+    plan, descs = kind_of_call(op_name, tuple(inputs), "Any").plan(None)
+    names += [param.name for param in op.outputs]
+    outputs = tuple(
+        None if desc is None else (desc.shape, desc.strides, getattr(torch, NUMPY[desc.dtype].name)) for desc in descs
+    )
+    return _Prepared(plan, outputs, tuple(names.index(name) for name in plan.tensors))
+
+
+def run(op_name: str, tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...]) -> Results:
+    """A call: its tensors in the order of the operator's parameters, and the other arguments in theirs."""
+    key = (
+        op_name,
+        rest,
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors],
+    )
+    prepared = _prepared.get(key)
+    if prepared is None:
+        prepared = _prepare(op_name, tensors, rest)
+        if len(_prepared) >= _MOST_KEPT:
+            _prepared.clear()
+        _prepared[key] = prepared
+    plan = prepared.plan
+    input = tensors[1]
+    assert input is not None
+    device = input.device
+    results = [
+        None if made is None else torch.empty_strided(made[0], made[1], dtype=made[2], device=device)
+        for made in prepared.outputs
+    ]
+    everything = (*tensors, *results)
+    addresses = [everything[place].data_ptr() for place in prepared.places]  # type: ignore[union-attr]
+    if 0 in addresses:
+        _refuse_freed(plan, addresses)
+    if device.type == "cpu":
+        plan.execute(scratch.take(plan.workspace_bytes), addresses)
+    else:
+        # Work on a GPU is only queued: what is queued after it may use this memory again.
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
+        plan.execute(workspace.data_ptr(), addresses)
+    return tuple(results)
+
+
+def _refuse_freed(plan: Plan, addresses: Sequence[int]) -> None:
+    for name, address in zip(plan.tensors, addresses):
+        if address == 0 and plan.call.values[name].numel:
+            word = plan.op.by_name[name].array_name
+            message = f"{plan.op.name}: {word} must have memory; got a tensor whose memory was freed"
+            raise AclnnError(INVALID, word, message)
+
+
+# --- what was done ----------------------------------------------------------------------------------------------------
+
+_counts: Counter[tuple[str, str]] = Counter()
+_lock = threading.Lock()
+
+
+def count(op_name: str, where: str) -> None:
+    """Note a call of an operator: done by "backnorm", or, with the reason, by aten."""
+    with _lock:
+        _counts[op_name, where] += 1
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """How many calls of each operator were done by backnorm, and how many by aten, with the reason.
+
+    For example {"layer_norm_backward": {"backnorm": 24, "aten: input is float64": 2}, ...}. Calls from compiled models
+    count too. `reset_stats()` begins anew.
+    """
+    with _lock:
+        return {
+            op_name: {where: number for (name, where), number in sorted(_counts.items()) if name == op_name}
+            for op_name in OPS
+        }
+
+
+def reset_stats() -> None:
+    """Forget the calls counted so far."""
+    with _lock:
+        _counts.clear()
