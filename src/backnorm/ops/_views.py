@@ -12,7 +12,8 @@ from ..spec import Shape, TensorDesc
 BLOCK, SPAN, CHUNK_ROWS, PIXEL_ROWS = 1024, 8192, 64, 32
 
 #: Bytes by which kernels ask for memory ahead of its use, into the L2 cache. Into the L1 cache, or 1 KiB ahead, the
-#: prefetches hold up the loads: LayerNorm in float32 then is 1.05 instead of 1.6 times as fast as PyTorch at 768 columns.
+#: prefetches hold up the loads: LayerNorm in float32 then is 1.05 instead of 1.6 times as fast as PyTorch at 768
+#: columns.
 AHEAD = 3072
 
 
