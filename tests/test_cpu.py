@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -160,6 +161,48 @@ def test_layer_norm_at_the_edges_of_its_blocks(rows: int, cols: int) -> None:
         assert excess(result, golden[name], terms[name]) <= 1
 
 
+MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask)]
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4, 65, 300])
+@pytest.mark.parametrize(("width", "hw"), [(1, 49), (8, 1), (8, 2), (3, 7), (8, 49), (15, 49), (16, 48), (7, 100)])
+def test_group_norm_of_small_groups(width: int, hw: int, samples: int) -> None:
+    """Ragged groups and whole ones up to 768 elements, with every mask and type; samples with gaps between them too."""
+    groups = 5
+    channels = groups * width
+    for i, mask in enumerate(MASKS):
+        gap = 3 if i % 2 else 0
+        wide = _arrays((samples, channels + gap, hw), ("float32", "bfloat16", "float16")[i % 3], seed=i)
+        dy, x = (a[:, :channels] for a in wide)
+        rng = np.random.default_rng(1)
+        mean, rstd = (rng.standard_normal((samples, groups)).astype(np.float32) for _ in "mr")
+        w = rng.standard_normal(channels).astype(np.float32)
+        sizes = {"N": samples, "C": channels, "HxW": hw, "group": groups}
+        call = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": w, **sizes}
+        golden, terms = gn.reference(call), gn.terms(call)
+        poison = np.full((samples, channels + gap, hw), np.nan, x.dtype)
+        out = [poison[:, :channels], *(np.full(channels, np.nan, np.float32) for _ in "gb")]
+        given = [array if wanted else None for array, wanted in zip(out, mask)]
+        backnorm.group_norm_backward(dy, x, mean, rstd, w, *sizes.values(), mask, out=given)
+        for result, name, wanted in zip(out, golden, mask):
+            assert excess(result, golden[name], terms[name]) <= 1 if wanted else np.isnan(result).all(), (name, mask)
+        assert np.isnan(poison[:, channels:]).all()
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_a_small_groups_gradient_does_not_depend_on_its_neighbours(dtype: str) -> None:
+    n, c, hw, group = 70, 24, 49, 3
+    dy, x = _arrays((n, c, hw), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(c).astype(np.float32)
+    whole = backnorm.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, group)[0]
+    for some in (slice(0, 4), slice(13, 30), slice(60, 70)):
+        parts = [a[some] for a in (dy, x, mean, rstd)]
+        part = backnorm.group_norm_backward(*parts, w, some.stop - some.start, c, hw, group)[0]
+        assert bits((part,)) == bits((whole[some],))
+
+
 # --- threads and processes ---
 
 
@@ -281,8 +324,9 @@ def test_layer_norm_accuracy(rows: int, cols: int, data: str, gradient: str, dty
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
 @pytest.mark.parametrize("pixels", [False, True])
 @pytest.mark.parametrize("data", DATA)
-def test_group_norm_accuracy(data: str, pixels: bool, dtype: str) -> None:
-    n, c, hw, group = 8, 32, 1024, 8
+@pytest.mark.parametrize(("n", "hw"), [(8, 1024), (300, 49)])
+def test_group_norm_accuracy(n: int, hw: int, data: str, pixels: bool, dtype: str) -> None:
+    c, group = 32, 8
     rng = np.random.default_rng(0)
     x = DATA[data](rng, (n, hw, c) if pixels else (n, c, hw)).astype(NUMPY_TYPES[dtype])
     dy = rng.standard_normal(x.shape, dtype=np.float32).astype(NUMPY_TYPES[dtype])

@@ -1,8 +1,8 @@
 """GroupNorm backward on the CPU, for planes (NCHW) and pixels (channels-last).
 
-Whole groups of planes, or samples of pixels, are read for their sums and then again, from the cache where they fit,
-for dx. Where there are too few of them for the threads, sums and dx are two sweeps over smaller tasks; both ways add in
-the same order.
+Small groups of planes are rows of elements, as LayerNorm's are, with a weight and column sums for each element. Larger
+ones, or samples of pixels, are read for their sums and then again, from the cache where they fit, for dx. Where there
+are too few of them for the threads, sums and dx are two sweeps over smaller tasks; both ways add in the same order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
+from .._rows import STAGE, factors, grow_stage, start_stage, sweep
 from .._simd import (
     TAGS,
+    add,
     fma,
     load,
     load_double,
@@ -27,15 +29,18 @@ from .._simd import (
     prefetch,
     scratch,
     splat,
+    store,
     store_double,
     store_one,
     store_part,
     store_wide,
     sub,
+    sum_lanes,
     width,
     words,
 )
 from .._sums import (
+    clear,
     flush,
     reduce_partials,
     reduce_tasks,
@@ -47,10 +52,12 @@ from .._sums import (
     total_wide,
 )
 from .._views import AHEAD, PIXEL_ROWS, SPAN
-from .tiling import Tiling, padded
+from .tiling import TABLE_COLUMNS, Tiling, padded
 
-#: Elements of a run of dx that are kept back, and bytes of them, to be written past the caches together.
-BLOCK, STAGE = 512, 4096
+#: Elements of a run of dx that are kept back to be written past the caches together.
+BLOCK = 512
+#: Groups that are rows: bytes of the weights and sums of their elements.
+TABLES = TABLE_COLUMNS * 12 + 64
 
 
 @inline
@@ -157,6 +164,95 @@ def _whole_planes(T: Any, U: Any, wants_dx: Any) -> Any:
                     end = target + hw * width(U)
         if streamed:
             flush(stage, end - staged, staged)
+
+    return run
+
+
+@inline
+def _spread_weights(gamma: Any, channels: Any, hw: Any, w: Any) -> Any:
+    """A group's gamma, each hw times; up to 15 more are written behind them."""
+    for c in range(channels):
+        g = splat(load_one(gamma + c * 4))
+        for at in range(c * hw, c * hw + hw, 16):
+            store(np.float32(0), w + at * 4, g)
+
+
+@inline
+def _channel_sums(columns: Any, channels: Any, hw: Any, sums: Any, pad: Any) -> Any:
+    """The sums of each channel's columns, of dy and `pad` bytes further of dy * x_hat."""
+    one, zero = np.float32(0), splat(np.float32(0))
+    for c in range(channels):
+        a, b = zero, zero
+        k, end = c * hw, c * hw + hw
+        while k < end:
+            place, count = columns + (k >> 4) * 128 + (k & 15) * 4, min(16 - (k & 15), end - k)
+            a, b = add(a, load_part(one, place + 64, count)), add(b, load_part(one, place, count))
+            k += count
+        store_double(sums + c * 8, np.float64(sum_lanes(a)))
+        store_double(sums + pad + c * 8, np.float64(sum_lanes(b)))
+
+
+@kernel
+def _group_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
+    """Groups as rows of one block, like LayerNorm's: some chunks of samples a task, `together` groups at a time.
+
+    Every element of those groups has its weight in a table and its sums down a chunk's samples in another; the latter
+    become the chunk's channel sums, in sums[chunk][2][channel]. So no plane needs a sum across lanes, nor a remainder.
+    """
+
+    def run(args: Any, task: Any) -> Any:
+        (
+            dy, dy_n, dy_g, x, x_n, x_g, dx, dx_n, dx_g, streamed, mean, rstd, gamma, sums, pad, samples, groups,
+            width_g, hw, together, chunk, chunks, dy_ahead, x_ahead,
+        ) = words(args, 24)  # fmt: skip
+        stage, weights, cols = scratch(STAGE), scratch(TABLES), width_g * hw
+        share, apart, row_bytes = 1.0 / cols, (cols + 15) // 16 * 64, cols * width(U)
+        table = weights + together * apart + 64
+        for start in range(task * chunks * chunk, min(samples, (task + 1) * chunks * chunk), chunk):
+            end = min(samples, start + chunk)
+            for first in range(0, groups, together):
+                last = min(groups, first + together)
+                if wants_dx:
+                    for g in range(first, last):
+                        _spread_weights(gamma + g * width_g * 4, width_g, hw, weights + (g - first) * apart)
+                if columns:
+                    clear(table, (last - first) * apart * 2)
+                d, p, at = dy + start * dy_n + first * dy_g, x + start * x_n + first * x_g, (start * groups + first) * 4
+                m, r = load_one(mean + at), load_one(rstd + at)
+                f, w = factors(m, r, 0.0, 0.0, share), weights
+                s, q = sweep(
+                    T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, table, f, d, p, w, dy_ahead, x_ahead,
+                    m, r,
+                )  # fmt: skip
+                for n in range(start, end):
+                    state = start_stage(dx + n * dx_n + first * dx_g)
+                    for g in range(first, last):
+                        f, own = factors(m, r, s, q, share), (g - first) * apart
+                        w, mine = weights + own, table + 2 * own
+                        target = stage + state[1] if streamed else dx + n * dx_n + g * dx_g
+                        next_n, next_g = (n, g + 1) if g + 1 < last else (n + 1, first)
+                        if next_n < end:
+                            at = (next_n * groups + next_g) * 4
+                            m, r = load_one(mean + at), load_one(rstd + at)
+                            next_d, next_p = dy + next_n * dy_n + next_g * dy_g, x + next_n * x_n + next_g * x_g
+                            later = 0 if wants_dx else 1  # what a sweep that sums no following row asks for
+                            s, q = sweep(
+                                T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, mine, f,
+                                next_d + later * dy_ahead, next_p + later * x_ahead,
+                                weights + (next_g - first) * apart, dy_ahead, x_ahead, m, r,
+                            )  # fmt: skip
+                            d, p = next_d, next_p
+                        else:
+                            sweep(
+                                T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, 0, 0, m,
+                                r,
+                            )  # fmt: skip
+                        if wants_dx and streamed:
+                            state = grow_stage(stage, state, row_bytes, g + 1 == last)
+                if columns:
+                    for g in range(first, last):
+                        place = sums + start // chunk * 2 * pad + g * width_g * 8
+                        _channel_sums(table + (g - first) * apart * 2, width_g, hw, place, pad)
 
     return run
 
@@ -410,6 +506,15 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
                 partials, sums, pad, Place(WORKSPACE, tiling.totals), Place(WORKSPACE, tiling.coefficients), n, groups,
                 width_g, hw, tiling.chunks, tiling.together, per, tiling.ahead,
             )  # fmt: skip
+    elif tiling.as_rows:
+        (dy, dy_n, dy_c, x, x_n, x_c), (dx, dx_n, dx_c, streamed) = inputs, output
+        ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
+        columns = "gradGammaOut" in program or "gradBetaOut" in program
+        program.job(
+            _group_rows(T, T, columns, wants_dx), -(-tiling.chunks // tiling.per_task), elements, dy, dy_n,
+            dy_c * width_g, x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd, gamma, sums, pad, n,
+            groups, width_g, hw, tiling.row_groups, tiling.chunk_samples, tiling.per_task, *ahead,
+        )  # fmt: skip
     elif not tiling.split:
         program.job(
             _whole_planes(T, T, wants_dx), -(-n * groups // tiling.per_task), elements, *inputs,
@@ -433,12 +538,13 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             )  # fmt: skip
     if "gradInput" in images.packed:
         copy_images(program, "gradInput", call.gradInput, images, shape, False)
+    parts = tiling.chunks if tiling.as_rows else n
     for name, start in (("gradGammaOut", sums + pad), ("gradBetaOut", sums)):
         if name in program:
             out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
             program.job(
-                reduce_partials(TAGS[call.values[name].dtype], True), reduce_tasks(channels), n * channels, start, 128,
-                2 * pad, n, channels, 0, out,
+                reduce_partials(TAGS[call.values[name].dtype], True), reduce_tasks(channels), parts * channels, start,
+                128, 2 * pad, parts, channels, 0, out,
             )  # fmt: skip
             if name in tiling.scattered:
                 unpack(program, name, call.values[name], out)

@@ -17,6 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
+from .._rows import STAGE, factors, grow_stage, start_stage, sweep
 from .._simd import (
     TAGS,
     add,
@@ -42,82 +43,6 @@ from .._sums import clear, flush, reduce_partials, reduce_tasks
 from .._views import AHEAD, CHUNK_ROWS
 from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
-#: Bytes of dx that are kept back to be written past the caches together.
-STAGE = 4096
-
-
-@inline
-def _sums_step(T: Any, dy: Any, x: Any, w: Any, count: Any, mean: Any, rstd: Any, a: Any, b: Any) -> Any:
-    wdy = mul(load_part(T, dy, count), load_part(np.float32(0), w, count))
-    x_hat = keep(mul(sub(load_part(T, x, count), mean), rstd), count)
-    return add(a, wdy), fma(wdy, x_hat, b)
-
-
-@inline
-def _dx_step(
-    T: Any, U: Any, columns: Any, wants_dx: Any, dy: Any, x: Any, w: Any, dx: Any, sums: Any, count: Any, f: Any
-) -> Any:
-    mean, rstd, minus_c1, minus_c2 = f
-    one = np.float32(0)
-    d, wv = load_part(T, dy, count), load_part(one, w, count)
-    x_hat = keep(mul(sub(load_part(T, x, count), mean), rstd), count)
-    if wants_dx:
-        store_part(U, dx, mul(rstd, fma(x_hat, minus_c2, fma(d, wv, minus_c1))), count)
-    if columns:
-        store(one, sums, fma(d, x_hat, load(one, sums)))
-        store(one, sums + 64, add(load(one, sums + 64), d))
-
-
-@inline
-def _sweep(
-    T: Any, U: Any, columns: Any, wants_dx: Any, this: Any, following: Any, n: Any, dy: Any, x: Any, w: Any, dx: Any,
-    sums: Any, f: Any, next_dy: Any, next_x: Any, next_w: Any, m: Any, r: Any,
-) -> Any:  # fmt: skip
-    """Up to BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and dy onto
-    the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat, which it returns; two
-    vectors of each take turns. Both together, so that memory is read and written all the time."""
-    size, out, zero = width(T), width(U), splat(np.float32(0))
-    mean, rstd = splat(m), splat(r)
-    a0, a1, b0, b1 = zero, zero, zero, zero
-    c = 0
-    while c + 32 <= n:
-        at, k = c * size, c * 4
-        if following:
-            prefetch(next_dy + at + AHEAD)
-            prefetch(next_x + at + AHEAD)
-            a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a0, b0)
-        if this:
-            if not following:
-                prefetch(next_dy + at)
-                prefetch(next_x + at)
-            _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
-        c += 16
-        at, k = c * size, c * 4
-        if following:
-            if size == 4:  # else in the cache line asked for above
-                prefetch(next_dy + at + AHEAD)
-                prefetch(next_x + at + AHEAD)
-            a1, b1 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a1, b1)
-        if this:
-            if not following and size == 4:
-                prefetch(next_dy + at)
-                prefetch(next_x + at)
-            _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
-        c += 16
-    while c < n:
-        at, k, count = c * size, c * 4, min(16, n - c)
-        if following:
-            a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
-        if this:
-            _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, count, f)
-        c += 16
-    return np.float64(sum_lanes(add(a0, a1))), np.float64(sum_lanes(add(b0, b1)))
-
-
-@inline
-def _factors(m: Any, r: Any, s: Any, q: Any, share: Any) -> Any:
-    return splat(m), splat(r), splat(np.float32(-s * share)), splat(np.float32(-q * share))
-
 
 @kernel
 def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
@@ -128,38 +53,31 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
             chunks, _,
         ) = words(args, 17)  # fmt: skip
-        stage, zero = scratch(STAGE), np.float32(0)
+        stage = scratch(STAGE)
         share, row_bytes = 1.0 / cols, cols * width(U)
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        mine, f = sums, _factors(m, r, 0.0, 0.0, share)
-        place = dx + start * dx_step
-        first = staged = place % 64
-        s, q = _sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, m, r)
+        mine, f = sums, factors(m, r, 0.0, 0.0, share)
+        state = start_stage(dx + start * dx_step)
+        s, q = sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, AHEAD, AHEAD, m, r)
         for row in range(start, end):
             if columns and row % chunk_rows == 0:
                 mine = sums + row // chunk_rows * partial_step
                 clear(mine, partial_step)
-            f = _factors(m, r, s, q, share)
-            target = stage + staged if streamed else dx + row * dx_step
+            f = factors(m, r, s, q, share)
+            target = stage + state[1] if streamed else dx + row * dx_step
             if row + 1 < end:
                 m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
-                s, q = _sweep(
+                s, q = sweep(
                     T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, mine, f, d + dy_step, p + x_step,
-                    w, m, r,
+                    w, AHEAD, AHEAD, m, r,
                 )  # fmt: skip
             else:
-                _sweep(T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, m, r)
+                sweep(T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, 0, 0, m, r)
             d, p = d + dy_step, p + x_step
             if wants_dx and streamed:
-                staged, place = staged + row_bytes, place + row_bytes
-                if staged + row_bytes > STAGE - 64 or row + 1 == end:
-                    # Whole cache lines go out; the rest stays for the next, but for the ends of a task.
-                    rest = 0 if row + 1 == end else staged % 64
-                    flush(stage + first, place - staged + first, staged - first - rest)
-                    store(zero, stage, load(zero, stage + staged - rest))
-                    first, staged = 0, rest
+                state = grow_stage(stage, state, row_bytes, row + 1 == end)
 
     return run
 
@@ -182,7 +100,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
         blocks = (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         mine, zero = sums, np.float32(0)
-        none = _factors(zero, zero, 0.0, 0.0, 0.0)
+        none = factors(zero, zero, 0.0, 0.0, 0.0)
         for group in range(start - group_rows, end, group_rows):
             here = totals + (group // group_rows & 1) * 64
             there = 2 * totals + 64 - here
@@ -203,32 +121,34 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                     k = turn // count * BLOCK
                     row, width_here = group + turn % count, min(BLOCK, cols - k)
                     at = here + turn % count * 16
-                    f = _factors(
+                    f = factors(
                         load_one(mean + row * 4), load_one(rstd + row * 4), load_double(at), load_double(at + 8), share
                     )
                     d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
                     result = dx + row * dx_step + k * out
                     target = stage if streamed else result
                     if following and n == width_here:
-                        s, q = _sweep(
+                        s, q = sweep(
                             T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, mine + k * 8, f, next_d,
-                            next_p, next_w, m, r,
+                            next_p, next_w, AHEAD, AHEAD, m, r,
                         )  # fmt: skip
                     else:
-                        _sweep(
+                        sweep(
                             T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, mine + k * 8, f,
-                            next_d, next_p, 0, zero, zero,
+                            next_d, next_p, 0, 0, 0, zero, zero,
                         )  # fmt: skip
                         if following:
-                            s, q = _sweep(
-                                T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, next_d, next_p, next_w, m, r
-                            )
+                            s, q = sweep(
+                                T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, next_d, next_p, next_w,
+                                AHEAD, AHEAD, m, r,
+                            )  # fmt: skip
                     if wants_dx and streamed:
                         flush(stage, result, width_here * out)
                 elif following:
-                    s, q = _sweep(
-                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, m, r
-                    )
+                    s, q = sweep(
+                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, AHEAD,
+                        AHEAD, m, r,
+                    )  # fmt: skip
                 if following:
                     if c > 0:
                         s, q = s + load_double(place), q + load_double(place + 8)
@@ -320,13 +240,13 @@ def _split_dx(T: Any, U: Any) -> Any:
         row, start = task // pieces, task % pieces * PIECE
         m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
         place = totals + row * spans * 16
-        f = _factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
+        f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
         for c in range(start, min(cols, start + PIECE), BLOCK):
             n = min(BLOCK, cols - c)
             d, p, target = dy + row * dy_step + c * size, x + row * x_step + c * size, dx + row * dx_step + c * out
-            _sweep(
+            sweep(
                 T, U, False, True, True, False, n, d, p, w + c * 4, stage if streamed else target, 0, f,
-                d + AHEAD, p + AHEAD, 0, m, r,
+                d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
             )  # fmt: skip
             if streamed:
                 flush(stage, target, n * out)
@@ -359,7 +279,7 @@ def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
         dx_stage, dw_stage, db_stage = stage, stage + 2048, stage + 4096
         size = width(T)
         m, r = load_one(mean), load_one(rstd)
-        f = _factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
+        f = factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
         for c in range(task * PIECE, min(cols, task * PIECE + PIECE), BLOCK):
             n, e = min(BLOCK, cols - c), 0
             d, p, v = dy + c * size, x + c * size, w + c * 4
