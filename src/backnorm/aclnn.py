@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .acl.entry import Converter, Text, attempt, status_call
@@ -28,16 +28,15 @@ _KINDS: dict[str, type] = {"tensor": Tensor, "int_array": IntArray, "bool_array"
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {"int64": to_int64, "bool": to_bool}
 
 
-def plan_executor(op: OpSpec, arguments: dict[str, Any], door: str) -> tuple[int, int]:
-    """Phase one: (workspace bytes, executor handle) for arguments by C name, handles for tensors and arrays.
+def plan_executor(op: OpSpec, arguments: Sequence[Any], door: str) -> tuple[int, int]:
+    """Phase one: (workspace bytes, executor handle) for arguments in C's order, handles for tensors and arrays.
 
     Descriptors never change and addresses are copied, so the caller may destroy tensors and arrays at once.
     """
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     with runtime.lock:
-        for param in op.params:
-            value = arguments[param.name]
+        for param, value in zip(op.params, arguments):
             if param.kind in _KINDS and value:
                 thing: Any = runtime.get(value, _KINDS[param.kind])
                 if thing is None:
@@ -131,8 +130,7 @@ def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:
     convert = Converter(name, _signature([param.name for param in params]), checks)
 
     def work(*args: Any) -> tuple[int, int]:
-        arguments = dict(zip((param.name for param in params), args))
-        return plan_executor(op, {**arguments, "workspaceSize": True, "executor": True}, ACLNN)
+        return plan_executor(op, (*args, True, True), ACLNN)  # the out-pointers, which come last
 
     def get_workspace_size(*args: Any, **kwargs: Any) -> tuple[int, int, int]:
         (size, executor), ret = attempt(name, work, convert(args, kwargs), (0, 0), False)
