@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from .acl.entry import Converter, Text, attempt, status_call
@@ -18,7 +19,7 @@ from .acl.streams import Task
 from .acl.tensors import BoolArray, Executor, IntArray, Tensor
 from .arguments import to_bool, to_handle, to_int64, to_uint64
 from .ops import OPS
-from .plan import make_plan
+from .plan import plan_in_order
 from .spec import ACLNN, INVALID, NULLPTR, Dead, OpSpec
 from .status import AclnnError, Status
 
@@ -33,27 +34,36 @@ def plan_executor(op: OpSpec, arguments: Sequence[Any], door: str) -> tuple[int,
 
     Descriptors never change and addresses are copied, so the caller may destroy tensors and arrays at once.
     """
-    values: dict[str, Any] = {}
+    values = []
     tensors: dict[str, Tensor] = {}
+    addresses: dict[str, int] = {}
     with runtime.lock:
-        for param, value in zip(op.params, arguments):
-            if param.kind in _KINDS and value:
-                thing: Any = runtime.get(value, _KINDS[param.kind])
-                if thing is None:
-                    value = Dead(value)
-                elif isinstance(thing, Tensor):
-                    tensors[param.name], value = thing, thing.desc
+        objects = runtime.objects
+        for (name, kind), value in zip(_kinds(op), arguments):
+            if kind is None:
+                values.append(value)
+            elif not value:
+                values.append(None)
+            else:
+                thing = objects.get(value)
+                if type(thing) is not kind:
+                    values.append(Dead(value))
+                elif kind is Tensor:
+                    values.append(thing.desc)
+                    tensors[name], addresses[name] = thing, thing.address
                 else:
-                    value = thing.values
-            elif param.kind in _KINDS:
-                value = None
-            values[param.name] = value
+                    values.append(thing.values)
     try:
-        plan = make_plan(op, values, runtime.product.name, door)
+        plan = plan_in_order(op.name, tuple(values), runtime.product.name, door)
     except AclnnError as error:
         raise AclFailure(error.status, str(error)) from None
-    addresses = {name: tensor.address for name, tensor in tensors.items()}
     return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses), EXECUTOR_MARK)
+
+
+@cache
+def _kinds(op: OpSpec) -> list[tuple[str, type | None]]:
+    """Each parameter's name and what its handle stands for, None where it is no handle."""
+    return [(param.name, _KINDS.get(param.kind)) for param in op.params]
 
 
 def run_executor(op: OpSpec, workspace: int, workspace_size: int, handle: int, stream_handle: int) -> None:
@@ -113,10 +123,10 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
     starts = []
     for name in plan.tensors:
         try:
-            block, touched, start = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
+            block, start, low, high = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
         except BadAddress as reason:
             raise AclFailure(INVALID, f"{name} must lie inside one live device allocation: {reason}") from None
-        if touched.start < workspace + plan.workspace_bytes and workspace < touched.stop:
+        if low < workspace + plan.workspace_bytes and workspace < high:
             raise AclFailure(INVALID, f"workspace must be apart from {name}; got {workspace:#x}, which lies on it")
         blocks.add(block)
         starts.append(start)

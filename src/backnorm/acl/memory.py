@@ -110,10 +110,11 @@ class Memory:
 
     def locate(self, low: int, high: int, space: str) -> Allocation:
         """The live block of the space that holds the bytes from low to just before high, or BadAddress."""
-        block = self._live.meeting(low, low + 1)
+        block = self._live.by_address.get(low) or self._live.meeting(low, low + 1)
         if block is None or block.space != space:
             raise BadAddress(self._why_not(low, space))
-        check_inside(block, low, high)
+        if high > block.address + block.size:
+            check_inside(block, low, high)
         return block
 
     def find_host(self, low: int, high: int) -> Allocation | None:

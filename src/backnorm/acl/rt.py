@@ -250,7 +250,7 @@ def event_elapsed_time(start_event: Handle, end_event: Handle) -> float:
         if point is None or not point.done:
             state = "was never recorded" if point is None else "has not been reached yet"
             raise AclFailure(RT_INVALID, f"{word} must be a recorded, completed event; it {state}")
-    start, end = (point.seconds for point in points if point)
+    start, end = (point.end for point in points if point)
     return (end - start) * 1000
 
 

@@ -60,9 +60,11 @@ def _plain_body(ffi: Any, function: Function) -> Body:
     call = python_function(function)
     outputs = [i for i, param in enumerate(function.params) if param.is_output]
     texts = [i for i, param in enumerate(function.params) if param.type == "const char*"]
-    if not outputs and not texts:
-        return call  # type: ignore[no-any-return]
-    before_init = getattr(call, "before_init", False)
+    before_init = getattr(call, "before_init", None)
+    if before_init is None:
+        return call  # type: ignore[no-any-return]  # one that returns no status
+    if not outputs and not texts:  # C's types need no checks
+        return lambda *args: attempt(function.name, call.__wrapped__, args, None, before_init)[1]
     null = Status.ACLNN_ERR_PARAM_NULLPTR if function.returns == "aclnnStatus" else Status.ACL_ERROR_INVALID_PARAM
 
     def refuse(name: str) -> None:
@@ -180,11 +182,9 @@ def _phase_one(op: OpSpec) -> Body:
 
 
 def _phase_two(op: OpSpec, lib: Any) -> Body:
-    run = getattr(aclnn, op.c_name)
-
-    def body(workspace: int, size: int, executor: int, stream: int) -> int:
+    def body(*args: int) -> int:
         _load_kernels(lib)
-        return int(run(workspace, size, executor, stream))
+        return attempt(op.c_name, aclnn.run_executor, (op, *args), None, False)[1]
 
     return body
 
