@@ -129,8 +129,10 @@ def _special_bodies(ffi: Any, lib: Any) -> dict[str, Body]:
             values, ret = call(tensor)
             if ret == 0:
                 memory = lib.new_array(len(values))
+                if not memory:
+                    raise MemoryError
                 memory[0 : len(values)] = values
-                array[0], count[0] = int(ffi.cast("uintptr_t", memory)), len(values)
+                array[0], count[0] = memory, len(values)
             return int(ret)
 
         return body
