@@ -12,6 +12,10 @@
 #include "aclnnop/aclnn_group_norm_backward.h"
 #include "aclnnop/aclnn_layer_norm_backward.h"
 
+/* delete[] of C++, by its name for a linker: what arrays of aclGetViewShape are released with. */
+extern void _ZdaPv(void *memory);
+#define delete_array _ZdaPv
+
 static int wrong;
 
 static inline void expect_code(long long got, long long expected, const char *what, int line)

@@ -17,7 +17,7 @@ static Call copy_call(const Call *source, aclrtStream stream)
         OK(aclrtMemcpyAsync(call.data[i], bytes, source->data[i], bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
         OK(aclGetViewShape(source->tensor[i], &dims, &rank));
         call.tensor[i] = aclCreateTensor(dims, rank, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, dims, rank, call.data[i]);
-        free(dims);
+        delete_array(dims);
     }
     call.shape = aclCreateIntArray(&call.cols, 1);
     call.mask = aclCreateBoolArray(all, 3);

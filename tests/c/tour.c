@@ -87,13 +87,13 @@ static void tensors(void)
     dims[0] = strides[0] = 99; /* they were copied */
     OK(aclGetViewShape(tensor, &list, &count));
     EXPECT(1, count == 3 && list[0] == 2 && list[1] == 3 && list[2] == 4);
-    free(list);
+    delete_array(list);
     OK(aclGetViewStrides(tensor, &list, &count));
     EXPECT(1, count == 3 && list[0] == 24 && list[1] == 4 && list[2] == 1);
-    free(list);
+    delete_array(list);
     OK(aclGetStorageShape(tensor, &list, &count));
     EXPECT(1, count == 2 && list[0] == 12 && list[1] == 24);
-    free(list);
+    delete_array(list);
     OK(aclGetViewOffset(tensor, &offset));
     EXPECT(5, offset);
     OK(aclGetDataType(tensor, &dtype));
@@ -110,7 +110,7 @@ static void tensors(void)
     tensor = aclCreateTensor(NULL, 0, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, NULL, 0, NULL); /* a scalar */
     OK(aclGetViewShape(tensor, &list, &count));
     EXPECT(1, count == 0 && list != NULL);
-    free(list);
+    delete_array(list);
     OK(aclDestroyTensor(tensor));
     aclIntArray *numbers = aclCreateIntArray(NULL, 0); /* a real, empty array */
     aclBoolArray *switches = aclCreateBoolArray(NULL, 0);
@@ -196,5 +196,6 @@ int main(void)
     uint64_t users = 9;
     OK(aclFinalizeReference(&users));
     EXPECT(0, users);
+    unsetenv("BACKNORM_SOC");
     return wrong != 0;
 }
