@@ -286,35 +286,40 @@ def test_both_phases_are_quick(compile: Compile) -> None:
     assert min(float(words[3]) for words in tries) < 50
 
 
+def check_with_valgrind(program: Path, report: Path, environment: Mapping[str, str]) -> list[ElementTree.Element]:
+    """The errors whose innermost frame outside the C library is the program's, the library's or a kernel's."""
+    options = ["--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]
+    options += ["--num-callers=40", "--xml=yes", f"--xml-file={report}"]
+    run([need("valgrind"), *options, program], environment)
+    return [error for error in ElementTree.parse(report).iter("error") if _is_ours(error, program)]
+
+
 def test_valgrind_finds_nothing_of_ours(compile: Compile, tmp_path: Path) -> None:
-    valgrind = need("valgrind")
+    need("valgrind")
     parts = {"tour": HERE / "c" / "tour.c", **{op.folder: EXAMPLES / f"{op.folder}.cpp" for op in OPS.values()}}
     objects = []
     for name, source in parts.items():
         objects.append(compile(source, options=["-c", f"-Dmain={name}_main"], name=f"{name}.o"))
     main = tmp_path / "main.cpp"
     declarations = [f"int {name}_main();" for name in parts if name != "tour"] + ['extern "C" int tour_main(void);']
-    main.write_text(
-        "\n".join([*declarations, f"int main() {{ return {' + '.join(f'{n}_main()' for n in parts)}; }}\n"])
-    )
+    calls = " + ".join(f"{name}_main()" for name in parts)
+    main.write_text("\n".join([*declarations, f"int main() {{ return {calls}; }}\n"]))
     program = compile(main, *objects)
     # Valgrind's CPU is another than the machine's: kernels for any, compiled beforehand.
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     run([program], environment)
-    report = tmp_path / "report.xml"
-    options = [
-        "--leak-check=full",
-        "--show-leak-kinds=definite",
-        "--errors-for-leak-kinds=definite",
-        "--num-callers=40",
-    ]
-    run([valgrind, *options, "--xml=yes", f"--xml-file={report}", program], environment)
-    errors = [error for error in ElementTree.parse(report).iter("error") if _is_ours(error, program)]
+    errors = check_with_valgrind(program, tmp_path / "report.xml", environment)
     assert not errors, "\n".join(ElementTree.tostring(error, "unicode") for error in errors)
 
 
+def test_valgrind_would_find_a_mistake_of_ours(compile: Compile, tmp_path: Path) -> None:
+    source = tmp_path / "mistaken.c"
+    source.write_text("#include <stdlib.h>\nint main(void) { volatile char *p = malloc(9); p[9] = 1; return 0; }\n")
+    errors = check_with_valgrind(compile(source), tmp_path / "report.xml", {})
+    assert sorted(error.findtext("kind") or "" for error in errors) == ["InvalidWrite", "Leak_DefinitelyLost"]
+
+
 def _is_ours(error: ElementTree.Element, program: Path) -> bool:
-    """Whether the innermost frame outside the C library is the program's, the library's or a kernel's."""
     for frame in error.findall("stack")[0].iter("frame"):
         name = Path(frame.findtext("obj") or "").name
         if not re.match(r"vgpreload|libc\.|ld-linux|libstdc|libpthread|libm\.", name):
@@ -368,7 +373,7 @@ def test_another_interpreter_may_be_chosen(compile: Compile, tmp_path: Path) -> 
     venv = tmp_path / "venv"
     run([sys.executable, "-m", "venv", "--without-pip", venv])
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (venv / "lib" / version / "site-packages" / "others.pth").write_text("\n".join(build._paths()) + "\n")
+    (venv / "lib" / version / "site-packages" / "others.pth").write_text("\n".join(build._package_paths()) + "\n")
     result = run([compile(HERE / "c" / "tour.c")], environment={"BACKNORM_PYTHON": str(venv / "bin" / "python")})
     assert result.stderr == ""
 

@@ -45,8 +45,9 @@ def plan_executor(op: OpSpec, arguments: Sequence[Any], door: str) -> tuple[int,
             elif not value:
                 values.append(None)
             else:
-                thing = objects.get(value)
-                if type(thing) is not kind:
+                thing: Any = objects.get(value)
+                alive = type(thing) is kind
+                if not alive:
                     values.append(Dead(value))
                 elif kind is Tensor:
                     values.append(thing.desc)

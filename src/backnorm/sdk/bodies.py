@@ -20,7 +20,7 @@ from ..acl.runtime import runtime
 from ..ops import OPS
 from ..spec import C, OpSpec
 from ..status import Status
-from .interface import ALL_FUNCTIONS, Function
+from .interface import ALL_FUNCTIONS, Function, Parameter
 from .library import PREFIX
 
 Body = Callable[..., Any]
@@ -34,7 +34,7 @@ def python_function(function: Function) -> Any:
     if function.name.startswith("aclnn"):
         return getattr(aclnn, function.name)
     module, name = (acl.rt, function.name[5:]) if function.name.startswith("aclrt") else (acl, function.name[3:])
-    return getattr(module, re.sub("(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z])", "_", name).lower())
+    return getattr(module, re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
 
 
 def connect(ffi: Any, lib: Any) -> None:
@@ -65,15 +65,11 @@ def _plain_body(ffi: Any, function: Function) -> Body:
         return call  # type: ignore[no-any-return]  # one that returns no status
     if not outputs and not texts:  # C's types need no checks
         return lambda *args: attempt(function.name, call.__wrapped__, args, None, before_init)[1]
-    null = Status.ACLNN_ERR_PARAM_NULLPTR if function.returns == "aclnnStatus" else Status.ACL_ERROR_INVALID_PARAM
-
-    def refuse(name: str) -> None:
-        raise AclFailure(null, f"{name} must not be null; got null")
 
     def body(*args: Any) -> int:
         for i in outputs:
             if not args[i]:
-                return attempt(function.name, refuse, (function.params[i].name,), None, before_init)[1]
+                return _refuse_null(function, function.params[i], before_init)
         given = [_decode(ffi, arg) if i in texts else arg for i, arg in enumerate(args) if i not in outputs]
         if not outputs:
             return int(call(*given))
@@ -84,6 +80,15 @@ def _plain_body(ffi: Any, function: Function) -> Body:
         return int(ret)
 
     return body
+
+
+def _refuse_null(function: Function, output: Parameter, before_init: bool = False) -> int:
+    null = Status.ACLNN_ERR_PARAM_NULLPTR if function.returns == "aclnnStatus" else Status.ACL_ERROR_INVALID_PARAM
+
+    def refuse() -> None:
+        raise AclFailure(null, f"{output.name} must not be null; got null")
+
+    return attempt(function.name, refuse, (), None, before_init)[1]
 
 
 def _decode(ffi: Any, text: Any) -> str | None:
@@ -117,15 +122,10 @@ def _special_bodies(ffi: Any, lib: Any) -> dict[str, Body]:
 
     def get_list(function: Function) -> Body:
         call = python_function(function)
-        _, list_param, count_param = function.params
-
-        def refuse(name: str) -> None:
-            raise AclFailure(Status.ACLNN_ERR_PARAM_NULLPTR, f"{name} must not be null; got null")
 
         def body(tensor: int, array: Any, count: Any) -> int:
             if not array or not count:
-                name = count_param.name if array else list_param.name
-                return attempt(function.name, refuse, (name,), None, False)[1]
+                return _refuse_null(function, function.params[2 if array else 1])
             values, ret = call(tensor)
             if ret == 0:
                 memory = lib.new_array(len(values))

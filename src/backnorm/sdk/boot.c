@@ -1,5 +1,5 @@
-/* How the library comes to a Python interpreter. Above it stand, from library.py:
- * EXECUTABLE, LIBPYTHON, HOME_COMMAND and recorded_paths. */
+/* How the library comes to a Python interpreter. Above it stand, from library.py: EXECUTABLE, LIBPYTHON, HOME_COMMAND,
+ * search_paths (sys.path of the interpreter that built the home) and package_paths (those with backnorm's packages). */
 #include <Python.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -46,23 +46,6 @@ static void after_fork_in_child(void)
     PyGILState_Release(at_fork);
 }
 
-/* Add the folders backnorm was found in when the home was built; with the interpreter's lock held. */
-static int add_paths(void)
-{
-    PyObject *path = PySys_GetObject("path");
-    for (const char *const *folder = recorded_paths; *folder; folder++) {
-        PyObject *text = PyUnicode_DecodeFSDefault(*folder);
-        int present = text && path ? PySequence_Contains(path, text) : -1;
-        int added = present == 0 ? PyList_Append(path, text) : present;
-        Py_XDECREF(text);
-        if (added < 0) {
-            PyErr_Print();
-            return -1;
-        }
-    }
-    return 0;
-}
-
 static int start_interpreter(void)
 {
     const char *chosen = getenv("BACKNORM_PYTHON");
@@ -87,6 +70,12 @@ static int start_interpreter(void)
     PyConfig_InitIsolatedConfig(&config);
     if (!PyStatus_Exception(status))
         status = PyConfig_SetBytesString(&config, &config.program_name, executable);
+    for (const char *const *folder = search_paths; *folder && !is_chosen && !PyStatus_Exception(status); folder++) {
+        wchar_t *text = Py_DecodeLocale(*folder, NULL);
+        config.module_search_paths_set = 1;
+        status = text ? PyWideStringList_Append(&config.module_search_paths, text) : PyStatus_NoMemory();
+        PyMem_RawFree(text);
+    }
     if (!PyStatus_Exception(status))
         status = Py_InitializeFromConfig(&config);
     PyConfig_Clear(&config);
@@ -95,12 +84,27 @@ static int start_interpreter(void)
              status.err_msg ? status.err_msg : "unknown reason", PY_MAJOR_VERSION, PY_MINOR_VERSION);
         return -1;
     }
-    int ready = is_chosen ? 0 : add_paths();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     PyEval_SaveThread();
-    if (ready != 0)
-        fail("the folders of backnorm could not be added to sys.path");
-    return ready;
+    return 0;
+}
+
+/* What the running interpreter does not find by itself it finds where the one that built the home did. */
+static int add_paths(void)
+{
+    PyObject *path = PySys_GetObject("path");
+    for (const char *const *folder = package_paths; *folder; folder++) {
+        PyObject *text = PyUnicode_DecodeFSDefault(*folder);
+        int present = text && path ? PySequence_Contains(path, text) : -1;
+        int added = present == 0 ? PyList_Append(path, text) : present;
+        Py_XDECREF(text);
+        if (added < 0) {
+            PyErr_Print();
+            fail("sys.path could not be extended by %s", *folder);
+            return -1;
+        }
+    }
+    return 0;
 }
 
 static int join_interpreter(void)
@@ -125,8 +129,8 @@ static void boot(void)
     is_host = !Py_IsInitialized();
     int ready = is_host ? start_interpreter() : join_interpreter();
     if (ready == 0 && cffi_start_python() != 0) {
-        fail("the Python side did not start; its own message stands above. If backnorm or cffi is missing, run `%s`",
-             HOME_COMMAND);
+        fail("the Python side did not start; its own message stands above. If backnorm is missing or has changed, run"
+             " `%s`", HOME_COMMAND);
         ready = -1;
     }
     atomic_store_explicit(&state, ready == 0 ? READY : FAILED, memory_order_release);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from .headers import render_headers
 from .library import EXPORTS, HELPERS, LIBRARY, MODULE, NAMES, START, declarations, render_source
 
-_KEY = "built-from"
+_KEY, _SCRATCH = "built-from", ".building-"
 _COMMAND = "backnorm sdk"
 
 
@@ -36,13 +37,13 @@ def build_home(directory: Path | None = None) -> tuple[Path, float]:
     """The home's path, and the seconds its building took: 0 where nothing had to be done."""
     begun = time.perf_counter()
     home = (directory or default_home()).expanduser().absolute()
-    if directory is not None and home.exists() and not (home / _KEY).exists() and (
-        not home.is_dir() or any(home.iterdir())
-    ):  # fmt: skip
+    if sys.platform != "linux":
+        raise CannotBuild(f"the C home is made for Linux; this is {sys.platform}")
+    if directory is not None and not (home / _KEY).exists() and _holds_something(home):
         raise CannotBuild(f"{str(home)!r} exists and is no home of backnorm: name a new or an empty folder")
     compiler, libpython, include = _find_compiler(), _find_libpython(), _find_python_headers()
     cffi_version = _find_cffi()
-    source = render_source(sys.executable, libpython, _paths(), _COMMAND)
+    source = render_source(sys.executable, libpython, _search_paths(), _package_paths(), _COMMAND)
     headers = render_headers()
     options = ["-O1", "-g", "-fPIC", "-shared", "-pthread", f"-I{include}", f"-Wl,-soname,{LIBRARY}"]
     options += [f"-Wl,-rpath,{os.path.dirname(libpython)}"]
@@ -54,7 +55,7 @@ def build_home(directory: Path | None = None) -> tuple[Path, float]:
         return home, 0.0
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=home) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=home) as scratch:
             made = Path(scratch)
             for path, text in headers.items():
                 _write(made / "include" / path, text)
@@ -69,6 +70,12 @@ def build_home(directory: Path | None = None) -> tuple[Path, float]:
     except OSError as error:
         raise CannotBuild(f"cannot write {str(home)!r}: {error.strerror}") from None
     return home, time.perf_counter() - begun
+
+
+def _holds_something(home: Path) -> bool:
+    if not home.is_dir():
+        return home.exists()
+    return any(not path.name.startswith(_SCRATCH) for path in home.iterdir())  # a build that was broken off is nothing
 
 
 def _is_whole(home: Path, headers: dict[str, str]) -> bool:
@@ -108,7 +115,7 @@ def _compile(made: Path, compiler: list[str], options: list[str], libpython: str
     ffi.set_source(MODULE, source)
     ffi.embedding_init_code(START)
     c_file, exports, library = made / "library.c", made / "exports.map", made / "lib64" / LIBRARY
-    with contextlib.redirect_stdout(sys.stderr):  # cffi says what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # cffi says what it does
         ffi.emit_c_code(str(c_file))
     _write(exports, EXPORTS)
     library.parent.mkdir()
@@ -137,18 +144,13 @@ def _find_compiler() -> list[str]:
 def _find_libpython() -> str:
     """The shared library of this Python, which need not be what its executable is made of."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folders = [
-        sysconfig.get_config_var("LIBDIR"),
-        sysconfig.get_config_var("LIBPL"),
-        os.path.join(sys.base_prefix, "lib"),
-    ]
-    multiarch = sysconfig.get_config_var("MULTIARCH")
-    folders += [os.path.join(folder, multiarch) for folder in folders if folder and multiarch]
-    names = [sysconfig.get_config_var("INSTSONAME"), f"libpython{version}.so.1.0", f"libpython{version}.so"]
+    folders = [str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "LIBPL")] + [f"{sys.base_prefix}/lib"]
+    folders += [f"{folder}/{sysconfig.get_config_var('MULTIARCH')}" for folder in folders]
+    names = [str(sysconfig.get_config_var("INSTSONAME")), f"libpython{version}.so.1.0", f"libpython{version}.so"]
     for folder in folders:
         for name in names:
-            if folder and name and ".so" in name and os.path.isfile(os.path.join(folder, name)):
-                return os.path.join(folder, name)
+            if ".so" in name and os.path.isfile(f"{folder}/{name}"):
+                return f"{folder}/{name}"
     raise CannotBuild(
         f"Python {version} has no shared library (libpython{version}.so): install it (Debian: apt install"
         f" libpython{version}), or use a Python built with --enable-shared (pyenv:"
@@ -164,7 +166,7 @@ def _find_python_headers() -> str:
             f"the headers of Python {version} are missing (no Python.h in {include!r}): install them (Debian: apt"
             f" install libpython{version}-dev)"
         )
-    return include
+    return str(include)
 
 
 def _find_cffi() -> str:
@@ -175,12 +177,21 @@ def _find_cffi() -> str:
     return str(cffi.__version__)
 
 
-def _paths() -> list[str]:
-    """The folders that what the library imports is in, for a start without this environment."""
-    paths = []
+def _package_paths() -> list[str]:
+    """The folders of what the library imports."""
+    paths = set()
     for name in ("backnorm", "_cffi_backend", "cffi", "numpy", "ml_dtypes", "numba", "llvmlite"):
         spec = importlib.util.find_spec(name)
         if spec and spec.origin:
             folder = os.path.dirname(os.path.abspath(spec.origin))
-            paths.append(os.path.dirname(folder) if spec.submodule_search_locations else folder)
-    return sorted(set(paths))
+            paths.add(os.path.dirname(folder) if spec.submodule_search_locations else folder)
+    return sorted(paths)
+
+
+def _search_paths() -> list[str]:
+    """sys.path, but for folders that are in it by chance, such as the one a command was run in."""
+    library = os.path.dirname(os.path.abspath(os.__file__))
+    packages = _package_paths()
+    paths = [os.path.abspath(path) for path in sys.path]
+    kept = [path for path in paths if path in packages or path == library or os.path.dirname(path) == library]
+    return list(dict.fromkeys([*kept, *packages]))

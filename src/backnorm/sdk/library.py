@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from ..ops import OPS
 from .interface import ALL_FUNCTIONS, ENUMS, POINTERS, STRUCTS, Function, Parameter
 
 #: Before the names of the Python functions.
@@ -35,33 +37,34 @@ def declarations() -> str:
     return "\n".join([*lines, f"void {PREFIX}finish_work(void);"])
 
 
-def render_source(executable: str, libpython: str, paths: list[str], command: str) -> str:
+def render_source(
+    executable: str, libpython: str, search_paths: Sequence[str], package_paths: Sequence[str], command: str
+) -> str:
     """The C of the library but for what cffi adds."""
+    texts = {"EXECUTABLE": executable, "LIBPYTHON": libpython, "HOME_COMMAND": command}
+    lists = {"search_paths": search_paths, "package_paths": package_paths}
     lines = [
-        *(f"#define {name} {_text(value)}" for name, value in
-          (("EXECUTABLE", executable), ("LIBPYTHON", libpython), ("HOME_COMMAND", command))),
-        f"static const char *const recorded_paths[] = {{{', '.join([*map(_text, paths), '0'])}}};",
+        *(f"#define {name} {_text(value)}" for name, value in texts.items()),
+        *(
+            f"static const char *const {name}[] = {{{', '.join([*map(_text, values), '0'])}}};"
+            for name, values in lists.items()
+        ),
         "",
-        *(f'#include "{header}"' for header in ("acl/acl.h", "aclnn/aclnn_base.h")),
-        *sorted({f'#include "{header}"' for header in _operator_headers()}),
+        '#include "acl/acl.h"',
+        *(f'#include "aclnnop/{op.header}"' for op in OPS.values()),
         declarations(),
         "",
         Path(__file__).with_name("boot.c").read_text(encoding="utf-8"),
         *(_export(function) for function in ALL_FUNCTIONS),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
-
-
-def _operator_headers() -> list[str]:
-    from .interface import FUNCTIONS
-
-    return [header for header in FUNCTIONS if header.startswith("aclnnop/")]
 
 
 def _text(value: str) -> str:
     """A C string, whatever the bytes."""
-    return '"' + "".join(f"\\{byte:03o}" if byte < 32 or byte > 126 or byte in b'"\\?' else chr(byte)
-                         for byte in value.encode("utf-8", "surrogateescape")) + '"'  # fmt: skip
+    plain = set(range(32, 127)) - set(b'"\\?')
+    letters = (chr(b) if b in plain else f"\\{b:03o}" for b in value.encode("utf-8", "surrogateescape"))
+    return f'"{"".join(letters)}"'
 
 
 def plain_type(type: str) -> str:
