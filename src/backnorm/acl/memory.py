@@ -189,14 +189,23 @@ def _permits(low: int, high: int, right: str) -> bool:
 def _transfer(function: str, ours: int, foreign: int, count: int) -> None:
     """Let the kernel move bytes between memory of ours and foreign memory: a bad page is an error, not a signal."""
     writing = function == "process_vm_writev"
-    if not _permits(foreign, foreign + count, "w" if writing else "r"):
-        raise BadAddress(f"host memory at {foreign:#x} cannot be {'written' if writing else 'read'}")
+
+    def check() -> None:
+        if not _permits(foreign, foreign + count, "w" if writing else "r"):
+            raise BadAddress(f"host memory at {foreign:#x} cannot be {'written' if writing else 'read'}")
+
+    # Within one page the kernel does all or nothing by itself; reading the map can take it most of a millisecond.
+    in_one_page = foreign % _PAGE + count <= _PAGE
+    if not in_one_page:
+        check()
     moved = 0
     while moved < count:
         left = count - moved
         local, remote = _Range(ours + moved, left), _Range(foreign + moved, left)
         done = getattr(_libc, function)(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
         if done < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):  # forbidden in some sandboxes
+            if in_one_page:
+                check()
             dst, src = (foreign, ours) if writing else (ours, foreign)
             ctypes.memmove(dst, src, count)
             return
