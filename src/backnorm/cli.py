@@ -1,4 +1,4 @@
-"""The command line: `backnorm demo`, `backnorm run`, `backnorm info`."""
+"""The command line: `backnorm demo`, `backnorm run`, `backnorm sdk` and the others."""
 
 from __future__ import annotations
 
