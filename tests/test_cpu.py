@@ -124,10 +124,10 @@ def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytes
     expected = bits(CALLS[call](dtype))
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
     functional._kind.cache_clear()
-    plan._make_plan.cache_clear()
+    plan.plan_in_order.cache_clear()
     assert bits(CALLS[call](dtype)) == expected
     functional._kind.cache_clear()
-    plan._make_plan.cache_clear()
+    plan.plan_in_order.cache_clear()
 
 
 def test_planes_and_pixels_give_the_same_gradients() -> None:
