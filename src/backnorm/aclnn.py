@@ -19,7 +19,7 @@ from .acl.streams import Task
 from .acl.tensors import BoolArray, Executor, IntArray, Tensor
 from .arguments import to_bool, to_handle, to_int64, to_uint64
 from .ops import OPS
-from .plan import plan_in_order
+from .plan import make_plan
 from .spec import ACLNN, INVALID, NULLPTR, Dead, OpSpec
 from .status import AclnnError, Status
 
@@ -34,28 +34,28 @@ def plan_executor(op: OpSpec, arguments: Sequence[Any], door: str) -> tuple[int,
 
     Descriptors never change and addresses are copied, so the caller may destroy tensors and arrays at once.
     """
-    values = []
+    values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     addresses: dict[str, int] = {}
     with runtime.lock:
         objects = runtime.objects
         for (name, kind), value in zip(_kinds(op), arguments):
             if kind is None:
-                values.append(value)
+                values[name] = value
             elif not value:
-                values.append(None)
+                values[name] = None
             else:
                 thing: Any = objects.get(value)
                 alive = type(thing) is kind
                 if not alive:
-                    values.append(Dead(value))
+                    values[name] = Dead(value)
                 elif kind is Tensor:
-                    values.append(thing.desc)
+                    values[name] = thing.desc
                     tensors[name], addresses[name] = thing, thing.address
                 else:
-                    values.append(thing.values)
+                    values[name] = thing.values
     try:
-        plan = plan_in_order(op.name, tuple(values), runtime.product.name, door)
+        plan = make_plan(op, values, runtime.product.name, door)
     except AclnnError as error:
         raise AclFailure(error.status, str(error)) from None
     return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses), EXECUTOR_MARK)

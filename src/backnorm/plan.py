@@ -48,14 +48,13 @@ class Plan:
 
 def make_plan(op: OpSpec, values: Mapping[str, Any], product: str, door: str) -> Plan:
     """The plan of a call under a product, or an AclnnError for the first broken rule."""
-    return plan_in_order(op.name, tuple(values[param.name] for param in op.params), product, door)
+    return _make_plan(op.name, tuple(values[param.name] for param in op.params), product, door)
 
 
 @lru_cache(maxsize=4096)
-def plan_in_order(op_name: str, values: tuple[Any, ...], product: str, door: str) -> Plan:
-    """make_plan, for values in the order of the parameters."""
+def _make_plan(op_name: str, key: tuple[Any, ...], product: str, door: str) -> Plan:
     op = OPS[op_name]
-    call = Call(op, dict(zip((param.name for param in op.params), values)), PRODUCTS[product])
+    call = Call(op, dict(zip((param.name for param in op.params), key)), PRODUCTS[product])
     broken = call.first_broken()
     if broken:
         raise call.error(broken, door)
