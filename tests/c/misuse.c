@@ -18,6 +18,12 @@ static void before_init(void)
     REFUSED(100001, "aclInit", aclFinalize());
     EXPECT(1, aclCreateTensor(&value, 1, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, &value, 1, NULL) == NULL);
     REFUSED(100000, "no/such/file", aclInit("/no/such/file"));
+    setenv("BACKNORM_DEVICE", "abacus", 1);
+    REFUSED(200006, "abacus", aclInit(NULL));
+    unsetenv("BACKNORM_DEVICE");
+    setenv("BACKNORM_SOC", "Ascend1", 1);
+    REFUSED(100000, "Ascend1", aclInit(NULL));
+    unsetenv("BACKNORM_SOC");
     OK(aclInit(NULL));
     REFUSED(107002, "no context", aclrtMalloc(&address, 8, ACL_MEM_MALLOC_HUGE_FIRST));
     REFUSED(107001, "deviceId", aclrtSetDevice(7));
