@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-generic test-gpu bench lint docs docs-check package clean
+.PHONY: run test test-generic test-gpu bench report lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
@@ -17,10 +17,13 @@ test-generic: $(VENV)/.dev
 
 # On a machine with a GPU, with the Python that has torch and Triton there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_runtime_cuda.py
 
 bench: $(VENV)/.dev
 	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl
+
+report: $(VENV)/.dev
+	$(BIN)/backnorm report benchmarks/results/cpu.jsonl benchmarks/results/h200.jsonl -o docs/figures
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

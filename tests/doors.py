@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 
 import backnorm
 from backnorm import acl, aclnn
+from backnorm.acl.cuda import Cuda
+from backnorm.acl.runtime import runtime
+from backnorm.acl.streams import Task
 from backnorm.datatypes import BF16, BY_NAME, NUMPY
 from backnorm.spec import OpSpec, contiguous_strides, span
 
@@ -143,6 +147,22 @@ class Client:
             return 0 if value is None else value
         self.release.append((destroy, made))
         return made
+
+
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_host_functions: list[Any] = []  # the driver calls them later
+
+
+def queue_python(stream: int, work: Callable[[], Any]) -> None:
+    """Let a stream do something in Python when its turn has come."""
+    hardware = runtime.hardware
+    if isinstance(hardware, Cuda):
+        launch = hardware.driver.cuLaunchHostFunc
+        launch.argtypes = (ctypes.c_void_p, _HostFunction, ctypes.c_void_p)
+        _host_functions.append(_HostFunction(lambda _: (work(), None)[1]))
+        runtime.stream(stream).submit(Task("test", lambda queue: launch(queue, _host_functions[-1], None)))
+    else:
+        runtime.stream(stream).submit(Task("test", lambda _: work()))
 
 
 def run_aclnn(op: OpSpec, call: Mapping[str, Any], stream: int) -> dict[str, np.ndarray]:

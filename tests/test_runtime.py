@@ -19,6 +19,8 @@ from backnorm.acl import memory
 from backnorm.acl.runtime import runtime
 from backnorm.acl.streams import Stream, Task
 
+from .doors import queue_python
+
 H2D, D2H, D2D, H2H = 1, 2, 3, 0
 
 
@@ -41,7 +43,7 @@ def stream() -> int:
 def block(handle: int) -> threading.Event:
     """Hold a stream until the event is set."""
     go = threading.Event()
-    runtime.stream(handle).submit(Task("test", lambda: (go.wait(20), None)[1]))
+    queue_python(handle, lambda: go.wait(20))
     return go
 
 
@@ -250,7 +252,7 @@ def test_the_last_reset_ends_the_default_context() -> None:
 def test_reset_waits_for_queued_work() -> None:
     handle = stream()
     done = []
-    runtime.stream(handle).submit(Task("test", lambda: (time.sleep(0.2), done.append(1))[1]))
+    queue_python(handle, lambda: (time.sleep(0.2), done.append(1))[1])
     assert acl.rt.reset_device(0) == 0
     assert done == [1]
 
@@ -264,7 +266,7 @@ def test_streams_are_asynchronous_and_ordered() -> None:
     order: list[int] = []
     go = block(handle)
     for i in range(50):
-        runtime.stream(handle).submit(Task("test", lambda i=i: order.append(i)))
+        queue_python(handle, lambda i=i: order.append(i))
     assert order == []
     assert acl.rt.stream_query(handle) == (acl.ACL_STREAM_STATUS_NOT_READY, 0)
     assert acl.rt.synchronize_stream_with_timeout(handle, 10) == 507046
@@ -286,7 +288,7 @@ def test_times_are_milliseconds() -> None:
     first, second = acl.rt.create_event()[0], acl.rt.create_event()[0]
     go.set()
     assert acl.rt.record_event(first, handle) == 0
-    runtime.stream(handle).submit(Task("test", lambda: time.sleep(0.1)))
+    queue_python(handle, lambda: time.sleep(0.1))
     assert acl.rt.record_event(second, handle) == 0
     assert acl.rt.synchronize_stream(handle) == 0
     assert 90 < acl.rt.event_elapsed_time(first, second)[0] < 10_000
@@ -318,12 +320,12 @@ def test_a_failure_in_queued_work_comes_back_at_the_next_synchronize_only() -> N
     def fail() -> None:
         raise RuntimeError("boom")
 
-    runtime.stream(handle).submit(Task("aclnnTest", fail))
+    runtime.stream(handle).submit(Task("aclnnTest", lambda _: fail()))
     assert acl.rt.synchronize_stream(other) == 0
     assert acl.rt.synchronize_stream(handle) == 500000
     assert "aclnnTest failed: RuntimeError: boom" in last_message()
     assert acl.rt.synchronize_stream(handle) == 0
-    runtime.stream(handle).submit(Task("aclnnTest", fail))
+    runtime.stream(handle).submit(Task("aclnnTest", lambda _: fail()))
     assert acl.rt.destroy_stream(handle) == 500000  # not lost with the stream
     assert acl.rt.destroy_stream(handle) == 107017
 
@@ -332,7 +334,7 @@ def test_a_failure_nobody_asked_for_is_told_at_finalize(capsys: pytest.CaptureFi
     acl.finalize()
     assert acl.init() == 0
     assert acl.rt.set_device(0) == 0
-    runtime.stream(0).submit(Task("aclnnTest", lambda: 1 // 0 and None))
+    runtime.stream(0).submit(Task("aclnnTest", lambda _: 1 // 0 and None))
     assert acl.finalize() == 0
     assert "aclnnTest failed: ZeroDivisionError" in capsys.readouterr().err
 
@@ -353,7 +355,7 @@ def test_events_order_streams_and_measure_time() -> None:
     assert acl.rt.event_elapsed_time(start, end)[1] == 107000
     seen: list[bool] = []
     assert acl.rt.stream_wait_event(second, end) == 0
-    runtime.stream(second).submit(Task("test", lambda: seen.append(go.is_set())))
+    queue_python(second, lambda: seen.append(go.is_set()))
     time.sleep(0.05)
     assert seen == []
     go.set()
@@ -390,7 +392,7 @@ def test_malloc_and_free() -> None:
     assert "freed before" in last_message()
     assert acl.rt.free(0x1234560) == 107000
     assert acl.rt.malloc(2**63, 0) == (0, 207001)
-    assert acl.rt.malloc(runtime.memory.total, 0) == (0, 207001)
+    assert acl.rt.malloc(runtime.memory.total("device"), 0) == (0, 207001)
     host, ret = acl.rt.malloc_host(32)
     assert ret == 0
     assert acl.rt.free(host) == 107000
@@ -527,16 +529,18 @@ def test_host_memory_of_ours_is_held_to_its_bounds() -> None:
 def test_memset_and_asynchronous_copies() -> None:
     handle = stream()
     address = malloc(64)
-    host = np.zeros(64, np.uint8)
+    pinned, _ = acl.rt.malloc_host(64)  # a copy to other memory may be waited for
+    host = np.frombuffer((ctypes.c_uint8 * 64).from_address(pinned), np.uint8)
+    host[:] = 0
     assert acl.rt.memset(address, 64, 0x1FF, 64) == 0
     assert acl.rt.memset(address, 8, 1, 9) == 107000
     assert acl.rt.memset(None, 8, 1, 8) == 100000
     assert acl.rt.memset(address + 60, 8, 1, 8) == 107000
     go = block(handle)
     assert acl.rt.memset_async(address, 64, 7, 32, handle) == 0
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 64, D2H, handle) == 0
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 65, D2H, handle) == 107000
-    assert acl.rt.memcpy_async(host.ctypes.data, 64, address, 64, D2H, 0xABC) == 107017
+    assert acl.rt.memcpy_async(pinned, 64, address, 64, D2H, handle) == 0
+    assert acl.rt.memcpy_async(pinned, 64, address, 65, D2H, handle) == 107000
+    assert acl.rt.memcpy_async(pinned, 64, address, 64, D2H, 0xABC) == 107017
     assert not host.any()
     go.set()
     assert acl.rt.synchronize_stream(handle) == 0
@@ -761,6 +765,7 @@ def test_finalize_survives_a_closed_stderr(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.usefixtures("ready")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's, from 3.12 on
 def test_a_forked_child_starts_without_a_runtime() -> None:
     handle, address = stream(), malloc(8)
     assert acl.rt.memset_async(address, 8, 1, 8, handle) == 0

@@ -11,10 +11,9 @@ import pytest
 
 from backnorm import acl, aclnn
 from backnorm.acl.runtime import runtime
-from backnorm.acl.streams import Task
 from backnorm.ops import OPS
 
-from .doors import Client, lay_out
+from .doors import Client, lay_out, queue_python
 
 ROWS, COLS = 6, 10
 
@@ -335,7 +334,7 @@ def test_a_workspace_freed_before_synchronize_is_found_out(layer_norm: LayerNorm
     size, executor, _ = layer_norm.plan()
     workspace = layer_norm.client.malloc(size)
     go = threading.Event()
-    runtime.stream(0).submit(Task("test", lambda: (go.wait(20), None)[1]))
+    queue_python(0, lambda: go.wait(20))
     assert run(workspace, size, executor) == 0
     assert acl.rt.free(workspace) == 0
     go.set()
@@ -367,7 +366,7 @@ def test_work_counts_only_after_a_synchronize(layer_norm: LayerNorm) -> None:
     stream, _ = acl.rt.create_stream()
     before = layer_norm.result()
     go = threading.Event()
-    runtime.stream(stream).submit(Task("test", lambda: (go.wait(20), None)[1]))
+    queue_python(stream, lambda: go.wait(20))
     size, executor, _ = layer_norm.plan()
     assert run(layer_norm.client.malloc(size), size, executor, stream) == 0
     np.testing.assert_array_equal(layer_norm.result(), before)

@@ -22,7 +22,7 @@ class Log:
         self.worker = Worker(self._attempt)
         self.newest = 0
 
-    def _attempt(self, task: Any) -> None:
+    def _attempt(self, task: Any, queue: int) -> None:
         if task.run:
             task.run()
         self.done.append((task.number, threading.get_ident()))
@@ -120,14 +120,15 @@ def test_the_thread_ends_with_the_last_task_after_close(log: Log) -> None:
 
 
 def test_an_interrupt_while_waiting_does_not_pass_for_success() -> None:
+    from backnorm.acl.hardware import Cpu
     from backnorm.acl.runtime import Context
     from backnorm.acl.streams import Stream, Task
 
-    stream = Stream(Context(0))
+    stream = Stream(Context(0, Cpu()))
     stream.submit(Task("first"))
     assert stream.wait(1, None)
 
-    def interrupt() -> None:
+    def interrupt(queue: int) -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
 

@@ -131,7 +131,7 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
             raise AclFailure(INVALID, f"workspace must be apart from {name}; got {workspace:#x}, which lies on it")
         blocks.add(block)
         starts.append(start)
-    return Task(plan.op.c_name, lambda: plan.execute(workspace, starts), tuple(blocks))
+    return Task(plan.op.c_name, lambda queue: plan.execute(workspace, starts, queue), tuple(blocks))
 
 
 def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:

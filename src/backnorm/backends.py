@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+#: Takes the addresses of the workspace and of a plan's tensors, and (on a GPU) a stream or None for the current one.
+Runner = Callable[[Sequence[int], int | None], None]
+
+
 class Backend(Protocol):
     """One device's way to do an operator."""
 
     def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
         """The integers of a call, `workspace_bytes` among them."""
 
-    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
-        """A function of the addresses of the workspace and of the plan's tensors that does the work."""
+    def prepare(self, plan: Plan) -> Runner:
+        """What does the work."""
 
 
 class _Cpu:
@@ -30,7 +34,7 @@ class _Cpu:
     def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
         return import_module(f"{self._folder}.tiling", __package__).tile(call, writes)
 
-    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+    def prepare(self, plan: Plan) -> Runner:
         from . import threads
         from .ops._copy import fill_with_zeros
         from .ops._program import Program
@@ -42,7 +46,7 @@ class _Cpu:
         else:
             import_module(f"{self._folder}.cpu", __package__).build(program, plan.tiling, plan.call)
         code = program.code()
-        return lambda pointers: threads.run(code, pointers)
+        return lambda pointers, stream: threads.run(code, pointers)
 
 
 class _Cuda:
@@ -54,7 +58,7 @@ class _Cuda:
     def tile(self, call: Call, writes: tuple[str, ...]) -> Any:
         return import_module(f"{self._folder}.gpu_tiling", __package__).tile(call, writes)
 
-    def prepare(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+    def prepare(self, plan: Plan) -> Runner:
         try:
             from .ops import _gpu
         except ImportError as error:

@@ -213,11 +213,15 @@ def _check(pair: tuple[Callable[[], Any], Callable[[], Any]], dtype: str) -> Non
     """Both must have computed the same thing; PyTorch's column sums are coarse in 16 bits, so grad_input decides."""
     ours, theirs = pair[0](), pair[1]()
     mine, other = (ours[0], theirs[0]) if theirs[0] is not None else (ours[2], theirs[1])
-    mine, other = mine.float(), other.float()
-    scale = float(other.abs().max())
-    limit = 1e-3 if dtype == "float32" else 0.1
-    if float((mine - other).abs().max()) > limit * scale:
+    if not agree(mine, other, dtype):
         raise RuntimeError("the results differ from PyTorch's: the times mean nothing")
+
+
+def agree(mine: Any, other: Any, dtype: str) -> bool:
+    """Whether two results are of the same thing."""
+    mine, other = mine.float(), other.float()
+    limit = 1e-3 if dtype == "float32" else 0.1
+    return bool(float((mine - other).abs().max()) <= limit * float(other.abs().max()))
 
 
 def _probes(moved: int, streams: int, sets: int) -> list[Callable[[], None]]:

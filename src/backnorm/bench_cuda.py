@@ -1,5 +1,5 @@
-"""Speed on a GPU beside PyTorch's: kernel time from replays of a graph, eager time from the host's clock, and the share
-of the limit, which is the bytes that must move once over the bandwidth of a copy measured in the same run."""
+"""Speed on a GPU beside PyTorch's and others': kernel time from replays of a graph, eager time from the host's clock,
+and the share of the limit: the bytes that must move once over the bandwidth of a copy measured in the same run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from . import __version__
-from .bench import Sizes, bytes_moved, make_tensors, odd_samples, ours_and_torchs
+from .bench import Sizes, agree, bytes_moved, make_tensors, odd_samples, ours_and_torchs
+from .bench_peers import Peer, forget_compiled, make_peer
 
 #: The shapes of the table. `pixels` is channels-last.
 SAMPLES: dict[str, dict[str, Sizes]] = {
@@ -52,10 +53,20 @@ class Result:
     limit_us: float
     ours_eager_us: float
     torch_eager_us: float
+    #: Kernel and eager microseconds of the other peers that can do the sample, and why the rest cannot.
+    peers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         return self.torch_us / self.ours_us
+
+    def line(self) -> dict[str, Any]:
+        """As it is recorded: the other peers' numbers under names of their own."""
+        line = {name: value for name, value in vars(self).items() if name not in ("peers", "refusals")}
+        for name, (kernel, eager) in self.peers.items():
+            line |= {f"{name}_us": kernel, f"{name}_eager_us": eager, f"{name}_ratio": kernel / self.ours_us}
+        return {**line, "ratio": self.ratio, "share": self.share}
 
     @property
     def share(self) -> float:
@@ -71,15 +82,40 @@ def copy_bandwidth() -> float:
     return 2 * size / min(_eager(lambda: target.copy_(source)) for _ in range(3)) * 1e6
 
 
-def measure(op: str, sample: str, sizes: Sizes, dtype: str, bandwidth: float) -> Result:
+def measure(op: str, sample: str, sizes: Sizes, dtype: str, bandwidth: float, against: tuple[str, ...] = ()) -> Result:
     """Medians over sets of inputs that the L2 cache does not hold together, where memory allows."""
     moved = bytes_moved(op, sizes, dtype)
     sets = max(2, min(8, int(256e6 // moved)))
-    pairs = [ours_and_torchs(op, sizes, make_tensors(op, sizes, dtype, "cuda")) for _ in range(sets)]
+    inputs = [make_tensors(op, sizes, dtype, "cuda") for _ in range(sets)]
+    pairs = [ours_and_torchs(op, sizes, tensors) for tensors in inputs]
     ours, theirs = ([pair[i] for pair in pairs] for i in (0, 1))
-    return Result(
+    result = Result(
         op, sample, dtype, _graph(ours), _graph(theirs), moved / bandwidth * 1e6, _eager(ours[0]), _eager(theirs[0])
     )
+    for name in against:
+        try:
+            times = _measure_peer(name, op, sizes, dtype, inputs, ours[0])
+        except Exception as error:  # of theirs: a shape too large for it, a compiler that gives up
+            first = (str(error).strip() or "no reason given").splitlines()[0]
+            result.refusals[name] = f"{type(error).__name__}: {first}"
+            continue
+        if times is not None:
+            result.peers[name] = times
+    return result
+
+
+def _measure_peer(
+    name: str, op: str, sizes: Sizes, dtype: str, inputs: list[tuple[Any, ...]], ours: Callable[[], Any]
+) -> tuple[float, float] | None:
+    if name == "compile":
+        forget_compiled()
+    made = [make_peer(name, op, sizes, tensors) for tensors in inputs]
+    calls: list[Peer] = [peer for peer in made if peer is not None]
+    if not calls:
+        return None
+    if not agree(ours()[0], calls[0]()[0], dtype):
+        raise ValueError("its results differ from ours: its times mean nothing")
+    return _graph(calls), _eager(calls[0])
 
 
 def _graph(calls: list[Callable[[], Any]]) -> float:
@@ -139,7 +175,7 @@ def record(results: list[Result], bandwidth: float, path: str) -> None:
         "device": torch.cuda.get_device_name(), "copy_tb_s": bandwidth / 1e12, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     lines: list[dict[str, Any]] = [machine]
-    lines += [{**vars(result), "ratio": result.ratio, "share": result.share} for result in results]
+    lines += [result.line() for result in results]
     with open(path, "w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}) + "\n")

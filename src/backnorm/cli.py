@@ -1,8 +1,9 @@
-"""The command line: `backnorm demo`, `backnorm run`, `backnorm sdk` and the others."""
+"""The command line: one function a command."""
 
 from __future__ import annotations
 
 import argparse
+import glob
 import io
 import itertools
 import os
@@ -75,13 +76,33 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--device", choices=list(BACKENDS), default="cpu", help="where to measure (default: %(default)s)"
     )
-    bench.add_argument("--against", choices=["torch"], default="torch", help="whom to measure against")
+    bench.add_argument(
+        "--against", default="torch", metavar="PEERS",
+        help="whom to measure against, with commas between them: torch (always measured), and on a GPU also compile"
+        " (torch.compile of the gradients written out) and liger (default: %(default)s)",
+    )  # fmt: skip
     bench.add_argument("--op", choices=list(OPS), action="append", help="an operator; may be repeated (default: all)")
     bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], action="append", help="likewise")
     bench.add_argument("--odd", type=int, default=10, metavar="N", help="shapes drawn at random (default: %(default)s)")
-    bench.add_argument("--seconds", type=float, default=1.5, help="for each line of the table (default: %(default)s)")
+    bench.add_argument(
+        "--seconds", type=float, default=1.5, help="for each line of the table, on a CPU (default: %(default)s)"
+    )
     bench.add_argument("-o", "--output", metavar="RESULTS.jsonl", help="also write the measurements to a file")
     bench.set_defaults(command=_bench)
+
+    report = commands.add_parser(
+        "report",
+        help="summarize recorded measurements, and draw them",
+        description="Print a summary of files that `backnorm bench -o` wrote, and draw a figure of each.",
+    )
+    report.add_argument(
+        "files", metavar="RESULTS.jsonl", nargs="*", help="measurements (default: benchmarks/results/*.jsonl)"
+    )
+    report.add_argument(
+        "-o", "--output", metavar="FIGURE",
+        help="draw: a file (.svg, .png, .pdf) for one RESULTS.jsonl, or a folder for an .svg of each",
+    )  # fmt: skip
+    report.set_defaults(command=_report)
 
     warmup = commands.add_parser("warmup", help="compile every CPU kernel now, so that no later call has to wait")
     warmup.set_defaults(command=_warmup)
@@ -257,10 +278,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     ops, dtypes = arguments.op or list(OPS), arguments.dtype or list(bench.DTYPES)
+    against = _peers(arguments.against, arguments.device)
     if arguments.device == "cuda":
         if not torch.cuda.is_available():
             raise UserError("bench --device cuda needs a GPU that PyTorch can use")
-        return _bench_cuda(ops, dtypes, arguments)
+        return _bench_cuda(ops, dtypes, against, arguments)
     bench.keep_freed_memory()
     torch.set_num_threads(get_num_threads())
     samples = [(op, name, sizes) for op in ops for name, sizes in bench.SAMPLES[op].items()]
@@ -289,7 +311,26 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_cuda(ops: list[str], dtypes: list[str], arguments: argparse.Namespace) -> int:
+def _peers(text: str, device: str) -> list[str]:
+    """The peers beside torch that can be measured here."""
+    from .bench_peers import PEERS, missing
+
+    known = PEERS if device == "cuda" else PEERS[:1]
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--against must be of {', '.join(known)} with --device {device}; got {name!r}")
+    others = []
+    for name in dict.fromkeys(names):
+        why = missing(name)
+        if why:
+            print(f"backnorm: {why}", file=sys.stderr)
+        elif name != "torch":
+            others.append(name)
+    return others
+
+
+def _bench_cuda(ops: list[str], dtypes: list[str], against: list[str], arguments: argparse.Namespace) -> int:
     from rich import box
     from rich.console import Console
     from rich.progress import track
@@ -298,24 +339,89 @@ def _bench_cuda(ops: list[str], dtypes: list[str], arguments: argparse.Namespace
     from . import bench, bench_cuda
 
     bandwidth = bench_cuda.copy_bandwidth()
-    work = [(*sample, dtype, bandwidth) for sample in bench_cuda.work(ops, arguments.odd) for dtype in dtypes]
+    work = [(*sample, dtype) for sample in bench_cuda.work(ops, arguments.odd) for dtype in dtypes]
     console = Console(stderr=True)
-    results = [bench_cuda.measure(*line) for line in track(work, "measuring", console=console, transient=True)]
-    table = Table(title=f"GPU, a copy moves {bandwidth / 1e12:.2f} TB/s", box=box.SIMPLE_HEAD)
-    for column in ("operator", "sample", "dtype", "ours us", "torch us", "ratio", "limit", "share", "eager", "torch's"):
-        table.add_column(column, justify="left" if column in ("operator", "sample", "dtype") else "right", no_wrap=True)
+    results = [
+        bench_cuda.measure(*line, bandwidth, tuple(against))
+        for line in track(work, "measuring", console=console, transient=True)
+    ]
+    table = Table(
+        title=f"GPU, a copy moves {bandwidth / 1e12:.2f} TB/s; microseconds of the kernels, and as called one by one",
+        box=box.SIMPLE_HEAD,
+    )
+    words = ["operator", "sample", "dtype"]
+    peers = [text for name in against for text in (name, "ratio")]
+    eager = [f"{name} called" for name in ("torch", *against)]
+    for column in (*words, "limit", "ours", "share", "torch", "ratio", *peers, "ours called", *eager):
+        table.add_column(column, justify="left" if column in words else "right", no_wrap=column in words)
     for r in sorted(results, key=lambda r: (ops.index(r.op), dtypes.index(r.dtype))):
-        numbers = (r.ours_us, r.torch_us, r.ratio, r.limit_us, r.share, r.ours_eager_us, r.torch_eager_us)
-        texts = [f"{number:.{2 if i in (2, 4) else 1}f}" for i, number in enumerate(numbers)]
+        texts = [f"{r.limit_us:.1f}", f"{r.ours_us:.1f}", f"{r.share:.2f}", f"{r.torch_us:.1f}", f"{r.ratio:.2f}"]
+        times = [r.peers.get(name) for name in against]
+        for time_ in times:
+            texts += ["-", "-"] if time_ is None else [f"{time_[0]:.1f}", f"{time_[0] / r.ours_us:.2f}"]
+        texts += [f"{r.ours_eager_us:.1f}", f"{r.torch_eager_us:.1f}"]
+        texts += ["-" if time_ is None else f"{time_[1]:.1f}" for time_ in times]
         table.add_row(OPS[r.op].folder, r.sample, r.dtype, *texts)
-    Console(width=130).print(table)
+    Console(width=130 + 24 * len(against)).print(table)
+    for r in results:
+        for name, why in r.refusals.items():
+            print(f"{name} does not do {r.op} {r.sample} {r.dtype}: {why}")
     for op in ops:
         for dtype in dtypes:
             some = [r for r in results if (r.op, r.dtype) == (op, dtype)]
-            mean, worst = bench.geometric_mean([r.ratio for r in some]), min(r.ratio for r in some)
-            print(f"{op} {dtype}: geometric mean {mean:.2f}, worst {worst:.2f}")
+            for name in ("torch", *against):
+                ratios = [r.ratio if name == "torch" else r.peers[name][0] / r.ours_us for r in some
+                          if name == "torch" or name in r.peers]  # fmt: skip
+                if ratios:
+                    mean, worst = bench.geometric_mean(ratios), min(ratios)
+                    print(f"{op} {dtype}: {name}'s time over ours: geometric mean {mean:.2f}, worst {worst:.2f}")
     if arguments.output:
         bench_cuda.record(results, bandwidth, arguments.output)
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import report
+
+    files = arguments.files or sorted(glob.glob(os.path.join("benchmarks", "results", "*.jsonl")))
+    if not files:
+        raise UserError(
+            "report needs a file of measurements: none was named, and there is no benchmarks/results/*.jsonl"
+        )
+    try:
+        results = [report.read(path) for path in files]
+    except report.BadResults as error:
+        raise UserError(str(error)) from None
+    for one in results:
+        table = Table(
+            title=report.title(one), title_justify="left", caption=report.legend(one), caption_justify="left",
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        )  # fmt: skip
+        for column in report.COLUMNS:
+            left = column in ("operator", "dtype", "against", "at")
+            table.add_column(column, justify="left" if left else "right", no_wrap=True)
+        for row in report.summary(one):
+            table.add_row(*row)
+        Console(width=max(120, Console().width)).print(table, "")
+    if arguments.output is None:
+        return 0
+    if len(files) > 1 and not os.path.isdir(arguments.output):
+        raise UserError(f"-o must be a folder for the figures of {len(files)} files; got {arguments.output!r}")
+    for one, path in zip(results, report.figure_paths(files, arguments.output)):
+        ending = os.path.splitext(path)[1]
+        if ending not in (".svg", ".png", ".pdf"):
+            raise UserError(f"-o must end in .svg, .png or .pdf, or be a folder; got {path!r}")
+        try:
+            report.draw(one, path)
+        except ImportError as error:
+            raise UserError(f"drawing needs {error.name}: pip install 'backnorm[report]'") from None
+        except OSError as error:
+            raise UserError(f"cannot write {path!r}: {error.strerror}") from None
+        print(f"drawn to {path!r}")
     return 0
 
 
@@ -363,7 +469,8 @@ def _info(arguments: argparse.Namespace) -> int:
 
     print(f"backnorm {__version__} (Python {platform.python_version()}, NumPy {np.__version__})")
     print(f"devices: {', '.join(BACKENDS)} ({get_num_threads()} threads, {platform.machine()})")
-    print(f"default product of the two-phase calls: {DEFAULT_PRODUCT} (BACKNORM_SOC)")
+    device = os.environ.get("BACKNORM_DEVICE") or "cpu"
+    print(f"two-phase calls: product {DEFAULT_PRODUCT} by default (BACKNORM_SOC), device {device} (BACKNORM_DEVICE)")
     table = Table(title="Data types by product and operator", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("product", "series", *(op.folder for op in OPS.values())):
         table.add_column(column)

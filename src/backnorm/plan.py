@@ -37,13 +37,14 @@ class Plan:
         return (*self.reads, *self.writes)
 
     @cached_property
-    def _run(self) -> Callable[[Sequence[int]], None]:
+    def _run(self) -> Callable[[Sequence[int], int | None], None]:
         return self.backend.prepare(self)
 
-    def execute(self, workspace: int, addresses: Sequence[int]) -> None:
-        """Run on `workspace_bytes` of scratch memory and the tensors, each by the address of its first element."""
+    def execute(self, workspace: int, addresses: Sequence[int], stream: int | None = None) -> None:
+        """Run on `workspace_bytes` of scratch memory and the tensors, each by the address of its first element; on a
+        GPU, queue it on a stream of CUDA's, by default PyTorch's current one."""
         if self.writes:
-            self._run((workspace, *addresses))
+            self._run((workspace, *addresses), stream)
 
 
 def make_plan(op: OpSpec, values: Mapping[str, Any], product: str, door: str) -> Plan:

@@ -106,7 +106,8 @@ def create_tensor(
     steps = contiguous_strides(shape) if strides is None else tuple(strides)
     if len(steps) != len(shape):
         raise AclFailure(INVALID, f"strides must have one number an axis ({len(shape)}); got {len(steps)}")
-    return runtime.register(Tensor(TensorDesc(shape, data_type, steps, format), offset, storage, data or 0))
+    desc = TensorDesc(shape, data_type, steps, format, runtime.hardware.tensors)
+    return runtime.register(Tensor(desc, offset, storage, data or 0))
 
 
 def _dims(what: str, dims: IntList) -> tuple[int, ...]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import errno
 import os
 import sys
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-ALIGNMENT = 64
+from .messages import AclFailure
+
+if TYPE_CHECKING:
+    from .hardware import Hardware
+
 #: Bytes before and after every block that belong to it and to no caller: what lands there has left its allocation.
 _GUARD = 64
 #: Freed blocks are kept for a while, so that a stale address is told from a new allocation at the same place.
@@ -28,11 +32,9 @@ class BadAddress(Exception):
 class Allocation:
     """A block of memory at a real address."""
 
-    def __init__(self, size: int, space: str) -> None:
-        block = np.empty(size + ALIGNMENT + 2 * _GUARD, np.uint8)
-        start = _GUARD + -(block.ctypes.data + _GUARD) % ALIGNMENT
-        self.bytes: npt.NDArray[np.uint8] = block[start : start + size]
-        self.address: int = self.bytes.ctypes.data
+    def __init__(self, hardware: Hardware, size: int, space: str) -> None:
+        start, self.kept = hardware.allocate(size + hardware.alignment + 2 * _GUARD, space)
+        self.address = -(-(start + _GUARD) // hardware.alignment) * hardware.alignment
         self.size = size
         self.space = space  # device or host
         self.live = True
@@ -69,22 +71,37 @@ class _Blocks:
 class Memory:
     """The allocations of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
         self._live, self._freed = _Blocks(), _Blocks()
         self._quarantine: deque[Allocation] = deque()
         self._quarantine_bytes = 0
         self.used = {"device": 0, "host": 0}
-        self.total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     @property
     def live(self) -> list[Allocation]:
         return list(self._live.by_address.values())
 
+    def total(self, space: str) -> int:
+        return self._hardware.total(space)
+
+    def left(self, space: str) -> int:
+        """Bytes that can still be had: freed blocks are only held back."""
+        left, ours = self._hardware.left(space), self.total(space) - self.used[space]
+        held = sum(block.size for block in self._quarantine if block.space == space)
+        return ours if left is None else min(ours, left + held)
+
     def allocate(self, size: int, space: str) -> Allocation:
         """A new block, or a MemoryError."""
-        if size > self.total - self.used[space]:
+        if size > self.total(space) - self.used[space]:
             raise MemoryError
-        block = Allocation(size, space)
+        try:
+            block = Allocation(self._hardware, size, space)
+        except MemoryError:
+            if not self._quarantine:
+                raise
+            self._let_go(0, 0)
+            block = Allocation(self._hardware, size, space)
         self._live.add(block)
         self.used[space] += size
         return block
@@ -100,13 +117,22 @@ class Memory:
         self._freed.add(block)
         self._quarantine.append(block)
         self._quarantine_bytes += block.size
-        while len(self._quarantine) > 1 and (
-            len(self._quarantine) > _QUARANTINE_BLOCKS or self._quarantine_bytes > _QUARANTINE_BYTES
-        ):
+        self._let_go(_QUARANTINE_BLOCKS, _QUARANTINE_BYTES, keep=1)
+        return block
+
+    def _let_go(self, blocks: int, size: int, keep: int = 0) -> None:
+        """Give the oldest freed blocks back, until so many blocks and bytes at most are left; the newest stay."""
+        while len(self._quarantine) > keep and (len(self._quarantine) > blocks or self._quarantine_bytes > size):
             oldest = self._quarantine.popleft()
             self._freed.remove(oldest)
             self._quarantine_bytes -= oldest.size
-        return block
+            self._hardware.release(oldest.kept, oldest.space)
+
+    def close(self) -> None:
+        """Give everything back; a GPU that has failed takes nothing any more, and has nothing to lose."""
+        for block in (*self.live, *self._quarantine):
+            with contextlib.suppress(AclFailure):
+                self._hardware.release(block.kept, block.space)
 
     def locate(self, low: int, high: int, space: str) -> Allocation:
         """The live block of the space that holds the bytes from low to just before high, or BadAddress."""
@@ -186,18 +212,20 @@ def _permits(low: int, high: int, right: str) -> bool:
     return False
 
 
+def check_permission(address: int, count: int, right: str) -> None:
+    """Raise BadAddress where foreign memory may not be read (r) or written (w)."""
+    if not _permits(address, address + count, right):
+        raise BadAddress(f"host memory at {address:#x} cannot be {'written' if right == 'w' else 'read'}")
+
+
 def _transfer(function: str, ours: int, foreign: int, count: int) -> None:
     """Let the kernel move bytes between memory of ours and foreign memory: a bad page is an error, not a signal."""
     writing = function == "process_vm_writev"
-
-    def check() -> None:
-        if not _permits(foreign, foreign + count, "w" if writing else "r"):
-            raise BadAddress(f"host memory at {foreign:#x} cannot be {'written' if writing else 'read'}")
-
+    right = "w" if writing else "r"
     # Within one page the kernel does all or nothing by itself; reading the map can take it most of a millisecond.
     in_one_page = foreign % _PAGE + count <= _PAGE
     if not in_one_page:
-        check()
+        check_permission(foreign, count, right)
     moved = 0
     while moved < count:
         left = count - moved
@@ -205,7 +233,7 @@ def _transfer(function: str, ours: int, foreign: int, count: int) -> None:
         done = getattr(_libc, function)(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
         if done < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):  # forbidden in some sandboxes
             if in_one_page:
-                check()
+                check_permission(foreign, count, right)
             dst, src = (foreign, ours) if writing else (ours, foreign)
             ctypes.memmove(dst, src, count)
             return

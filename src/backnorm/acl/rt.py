@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..status import Status
 from . import constants
 from .entry import Handle, Int32, Int64, Size, status_call, value_call
-from .memory import Allocation, BadAddress, copy_bytes, is_mapped
+from .memory import Allocation, BadAddress, is_mapped
 from .messages import AclFailure
 from .runtime import DEVICE_COUNT, Context, runtime
 from .streams import Event, Stream, Task
@@ -87,7 +87,7 @@ def get_run_mode() -> int:
 def get_mem_info(attr: Int32) -> tuple[int, int]:
     """(free, total) bytes of device memory, whatever the kind of memory asked for."""
     runtime.current_context()
-    return runtime.memory.total - runtime.memory.used["device"], runtime.memory.total
+    return runtime.memory.left("device"), runtime.memory.total("device")
 
 
 @value_call(0, 0, 0, before_init=True)
@@ -251,7 +251,7 @@ def event_elapsed_time(start_event: Handle, end_event: Handle) -> float:
             state = "was never recorded" if point is None else "has not been reached yet"
             raise AclFailure(RT_INVALID, f"{word} must be a recorded, completed event; it {state}")
     start, end = (point.end for point in points if point)
-    return (end - start) * 1000
+    return runtime.hardware.milliseconds(start, end)
 
 
 @status_call
@@ -280,9 +280,9 @@ def _allocate(size: int, space: str) -> int:
         try:
             address = runtime.memory.allocate(size, space).address
         except (MemoryError, ValueError, OverflowError):
-            left = runtime.memory.total - runtime.memory.used[space]
             raise AclFailure(
-                Status.ACL_ERROR_RT_MEMORY_ALLOCATION, f"size must fit the {left} bytes left; got {size}"
+                Status.ACL_ERROR_RT_MEMORY_ALLOCATION,
+                f"size must fit the {runtime.memory.left(space)} bytes left; got {size}",
             ) from None
         runtime.trace(address)
         return address
@@ -300,7 +300,7 @@ def _free(address: int | None, space: str) -> None:
 
 @value_call(0)
 def malloc(size: Size, policy: Int32) -> int:
-    """Device memory, aligned to 64 bytes. The policies differ in nothing here."""
+    """Device memory, aligned to 64 bytes or more. The policies differ in nothing here."""
     if policy not in (0, 1, 2):
         raise AclFailure(INVALID_PARAM, f"policy must be 0, 1 or 2; got {policy}")
     runtime.current_context()
@@ -340,8 +340,8 @@ def _side(word: str, address: int, count: int, space: str | None) -> Allocation 
     return block
 
 
-Work = tuple[Callable[[], None], tuple[Allocation, ...]]
-"""What a copy or fill does, and the memory of ours it uses."""
+Work = tuple[Callable[[int | None], None], tuple[Allocation, ...]]
+"""What a copy or fill does, on a queue or (None) at once, and the memory of ours it uses."""
 
 
 def _check_copy(dst: int | None, dest_max: int, src: int | None, count: int, kind: int) -> Work:
@@ -350,7 +350,7 @@ def _check_copy(dst: int | None, dest_max: int, src: int | None, count: int, kin
     if kind not in _SPACES:
         raise AclFailure(INVALID_PARAM, f"kind must be from 0 to 5; got {kind}")
     if count == 0:
-        return (lambda: None), ()
+        return (lambda queue: None), ()
     if not dst or not src:
         raise _null("src" if dst else "dst")
     if count > dest_max:
@@ -358,8 +358,10 @@ def _check_copy(dst: int | None, dest_max: int, src: int | None, count: int, kin
     from_space, to_space = _SPACES[kind]
     to, source = _side("dst", dst, count, to_space), _side("src", src, count, from_space)
 
-    def move() -> None:
-        copy_bytes(dst, src, count, to is not None, source is not None)
+    dst_space, src_space = (block.space if block else "foreign" for block in (to, source))
+
+    def move(queue: int | None) -> None:
+        runtime.hardware.copy(dst, src, count, dst_space, src_space, queue)
 
     return move, tuple(block for block in (to, source) if block)
 
@@ -370,7 +372,7 @@ def memcpy(dst: Handle, dest_max: Size, src: Handle, count: Size, kind: Int32) -
     with runtime.lock:
         move, _ = _check_copy(dst, dest_max, src, count, kind)
     try:
-        move()
+        move(None)
     except BadAddress as reason:
         raise AclFailure(RT_INVALID, f"dst and src must be memory that can be touched: {reason}") from None
 
@@ -389,13 +391,12 @@ def _check_fill(dev_ptr: int | None, max_count: int, value: int, count: int) -> 
     if count > max_count:
         raise AclFailure(RT_INVALID, f"count must not exceed maxCount ({max_count}); got {count}")
     if count == 0:
-        return (lambda: None), ()
+        return (lambda queue: None), ()
     block = _side("devPtr", dev_ptr, count, "device")
     assert block is not None
-    start = dev_ptr - block.address
 
-    def fill() -> None:
-        block.bytes[start : start + count] = value & 0xFF
+    def fill(queue: int | None) -> None:
+        runtime.hardware.fill(dev_ptr, value & 0xFF, count, queue)
 
     return fill, (block,)
 
@@ -404,7 +405,7 @@ def _check_fill(dev_ptr: int | None, max_count: int, value: int, count: int) -> 
 def memset(dev_ptr: Handle, max_count: Size, value: Int32, count: Size) -> None:
     with runtime.lock:
         fill, _ = _check_fill(dev_ptr, max_count, value, count)
-    fill()
+    fill(None)
 
 
 @status_call

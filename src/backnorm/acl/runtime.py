@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..products import DEFAULT_PRODUCT, PRODUCTS, Product, find_product
 from ..status import Status
+from .hardware import Cpu, Hardware, open_hardware
 from .memory import Memory
 from .messages import AclFailure
 from .streams import Stream
@@ -27,6 +28,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 @dataclass(eq=False)
 class Context:
     device: int
+    hardware: Hardware
     handle: int = 0
     alive: bool = True
     options: dict[int, int] = field(default_factory=dict)
@@ -54,12 +56,13 @@ class Runtime:
         self._chosen_soc: str | None = None  # by set_soc; stronger than the environment's
         self._environment_soc: str | None = None  # as the last aclInit read it
         self._thread = _Thread()
+        self.hardware: Hardware = Cpu()  # until aclInit reads BACKNORM_DEVICE
         self.state = "new"  # new, ready or finalized
         self._clear()
 
     def _clear(self) -> None:
         self.objects: dict[int, Any] = {}
-        self.memory = Memory()
+        self.memory = Memory(self.hardware)
         self.options: dict[int, int] = {}
         self.device_uses: Counter[int] = Counter()
         self.default_contexts: dict[int, Context] = {}
@@ -73,13 +76,9 @@ class Runtime:
         with self.lock:
             if self.state == "ready":
                 raise AclFailure(Status.ACL_ERROR_REPEAT_INITIALIZE, "the runtime is initialized already")
-            if device not in (None, "", "cpu"):
-                raise AclFailure(
-                    Status.ACL_ERROR_FEATURE_UNSUPPORTED,
-                    f"BACKNORM_DEVICE must be cpu, the one device of this version; got {device!r}",
-                )
             if soc and self._chosen_soc is None:
                 _require_product("BACKNORM_SOC", soc)
+            self.hardware = open_hardware(device or "cpu")
             self._environment_soc = soc
             self._clear()
             self.state = "ready"
@@ -92,9 +91,13 @@ class Runtime:
             self.state = "finalized"
             streams = self.streams()
         for stream in streams:
-            stream.close()
+            try:
+                stream.close()
+            except AclFailure as failure:  # the GPU's; the others must be ended all the same
+                stream.add_fault(str(failure))
         with self.lock:
             self._report_leaks(streams)
+            self.memory.close()
             for context in self.contexts:
                 context.alive = False
             self._clear()
@@ -181,7 +184,7 @@ class Runtime:
         self._thread.context = context
 
     def new_context(self, device: int) -> Context:
-        context = Context(device)
+        context = Context(device, self.hardware)
         context.handle = self.register(context)
         self.contexts.append(context)
         return context

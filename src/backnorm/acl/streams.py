@@ -1,33 +1,33 @@
-"""Streams that really are asynchronous: numbered tasks on a queue each, and events on them."""
+"""Streams that really are asynchronous: numbered tasks on a queue of the hardware, and events on them."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..status import Status
 from .memory import Allocation
 from .messages import AclFailure
-from .worker import Worker
 
 if TYPE_CHECKING:
     from .runtime import Context
 
 
 class Task:
-    """Queued work: its name, what it runs, the memory it uses, and a task elsewhere it comes after."""
+    """Queued work: its name, what it does (on a queue of the hardware), the memory it uses, and a task elsewhere which
+    it comes after."""
 
     stream: Stream
     number: int
-    #: When it ended, in seconds.
-    end: float
+    #: When it ended, as the hardware notes it.
+    end: Any
 
     def __init__(
         self,
         name: str,
-        run: Callable[[], None] | None = None,
+        run: Callable[[int], None] | None = None,
         uses: tuple[Allocation, ...] = (),
         after: Task | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Stream:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lock = threading.RLock()
-        self._queue = Worker(self._attempt)
+        self._queue = context.hardware.open_queue(self._attempt)
         self._closed = False
         self.queued = 0
         #: Queued work that no synchronization has covered yet; its memory must stay allocated.
@@ -65,11 +65,11 @@ class Stream:
             self._unsynchronized.append(task)
         return task
 
-    def _attempt(self, task: Task) -> None:
+    def _attempt(self, task: Task, queue: int) -> None:
         try:
             # A block freed too early has left a fault already.
             if task.run is not None and all(block.live for block in task.uses):
-                task.run()
+                task.run(queue)
         except MemoryError:
             self.add_fault(f"{task.name} ran out of memory")
         except Exception as error:

@@ -23,7 +23,7 @@ _LOOK_EVERY, _LOOKS = 0.001, 20
 class Worker:
     """Tasks in the order they were put, one at a time; `attempt` does one and never raises."""
 
-    def __init__(self, attempt: Callable[[Task], None]) -> None:
+    def __init__(self, attempt: Callable[[Task, int], None]) -> None:
         self._attempt = attempt
         self._tasks: deque[Task] = deque()
         self._newest = 0
@@ -74,7 +74,7 @@ class Worker:
             try:
                 if task.after is not None:
                     task.after.stream.wait(task.after.number, None)
-                self._attempt(task)
+                self._attempt(task, 0)
             finally:
                 task.end = time.perf_counter()
                 with self._changed:

@@ -20,7 +20,7 @@ from ..spec import TensorDesc, contiguous_strides
 from ..status import AclnnError, Status
 from ._images import Images, layout_strides
 from ._program import WORKSPACE
-from ._tiles import MOST_PARTIALS, PARTS
+from ._tiles import MOST_PARTIALS, PARTS, power_of_two
 from ._views import image_strides, joined_axes
 
 TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
@@ -81,8 +81,11 @@ class _Compiled:
         )  # fmt: skip
 
 
-def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Callable[[Sequence[int]], None]:
-    """A function of the addresses of the workspace and the tensors that queues the launches on the current stream."""
+def prepare(
+    launches: Sequence[Launch], names: Sequence[str], device: str
+) -> Callable[[Sequence[int], int | None], None]:
+    """A function of the addresses of the workspace and the tensors that queues the launches on a stream, or (None) on
+    the current one."""
     slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
     if _INTERPRETED:
         if device != "cpu":  # its memory is out of the interpreter's reach
@@ -91,21 +94,21 @@ def prepare(launches: Sequence[Launch], names: Sequence[str], device: str) -> Ca
                 "device",
                 f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
             )
-        return lambda pointers: _interpret(launches, slots, pointers)
+        return lambda pointers, stream: _interpret(launches, slots, pointers)
     index = torch.device(device).index or 0
     compiled: dict[bool, list[_Compiled]] = {}
 
-    def run(pointers: Sequence[int]) -> None:
+    def run(pointers: Sequence[int], stream: int | None) -> None:
         aligned = all(pointer % 16 == 0 for pointer in pointers)
         if torch.cuda.current_device() != index:
             with torch.cuda.device(index):
-                return run(pointers)
+                return run(pointers, stream)
         try:
             if aligned not in compiled:
                 compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
-            stream = torch._C._cuda_getCurrentRawStream(index)
+            queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
-                launch(pointers, stream)
+                launch(pointers, queue)
         except Exception as error:
             raise AclnnError(
                 Status.ACLNN_ERR_INNER, "executor", f"a kernel could not be launched on {device}: {error}"
@@ -183,19 +186,21 @@ def finish_sums(
 ) -> list[Launch]:  # fmt: skip
     """The last stage of two sums, over `count` partials of `step` elements."""
     launches = []
-    if count > MOST_PARTIALS:
-        per = -(-count // PARTS)
+    if count * inner > MOST_PARTIALS:
+        parts = max(1, PARTS // inner)
+        per = -(-count // parts)
         launches.append(
             Launch(
                 _gather_sums,
-                (-(-step // 128), PARTS),
+                (-(-step // 128), parts),
                 (partials, gathered, count, step, step, per),
                 {"ROWS": 8, "COLS": 128},
             )
         )
-        partials, count = gathered, min(PARTS, -(-count // per))
-    # Few columns are spread over programs of 16; many are taken 64 at a time.
-    width = 16 if cols < 8192 else 64
+        partials, count = gathered, -(-count // per)
+    # Few columns are spread over programs of 16; more where a program would have little to add.
+    rows = min(64, power_of_two(count * inner))
+    width = 16 if cols < 8192 else max(32, 2048 // rows)
     outputs = [pointer or partials for pointer in (a, a_too, b, b_scaled, factors)]
     flags = {"A": a is not None, "A_TOO": a_too is not None, "B": b is not None, "B_SCALED": b_scaled is not None}
     return [
@@ -204,7 +209,7 @@ def finish_sums(
             _finish_sums,
             (-(-cols // width),),
             (partials, *outputs, count * inner, step, apart, inner, inner_step, col_step, cols),
-            {**flags, "ROWS": 64 if width == 16 else 16, "COLS": width},
+            {**flags, "ROWS": rows, "COLS": width},
         ),
     ]
 

@@ -308,13 +308,13 @@ def store_scalar(typing: Any, tag: Any, address: Any, value: Any) -> Any:
 
 @_intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for a cache line to read; any address will do."""
+    """Ask for a cache line to read, into the L2 cache; any address will do."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(b, args[0], ir.IntType(8))
         function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
         fetch = b.module.declare_intrinsic("llvm.prefetch.p0", (), function)
-        b.call(fetch, [pointer, _i32(0), _i32(3), _i32(1)])
+        b.call(fetch, [pointer, _i32(0), _i32(2), _i32(1)])
         return context.get_dummy_value()
 
     return types.none(types.int64), generate

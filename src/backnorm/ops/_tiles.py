@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: More partials than this are added in two stages, by this many programs each.
-MOST_PARTIALS, PARTS = 1024, 64
+MOST_PARTIALS, PARTS = 512, 64
 
 
 def power_of_two(size: int) -> int:
@@ -11,6 +11,7 @@ def power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def gathered_bytes(count: int, step: int) -> int:
-    """What the last stage of a sum over `count` partials of `step` float32 numbers needs of the workspace."""
-    return PARTS * step * 4 if count > MOST_PARTIALS else 0
+def gathered_bytes(count: int, step: int, inner: int = 1) -> int:
+    """What the last stage of a sum over `count` partials of `step` float32 numbers, `inner` of a sum in each, needs of
+    the workspace."""
+    return PARTS * step * 4 if count * inner > MOST_PARTIALS else 0

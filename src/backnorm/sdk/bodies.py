@@ -199,9 +199,10 @@ def _load_kernels(lib: Any) -> None:
     global _loaded
     if not _loaded:
         _loaded = True
-        from .. import threads
+        if runtime.hardware.tensors == "cpu":
+            from .. import threads
 
-        threads._get_pool()
+            threads._get_pool()
         lib.finish_work_at_exit()
 
 

@@ -41,9 +41,11 @@ def _plane_sums(
 @triton.jit
 def _row_sums(
     dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, limit,
-    channels, inner, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    channels, inner, PIXELS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of COLS consecutive elements, `inner` of each channel; a sample has `limit` elements."""
+    """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: a sample has `limit` elements, less than
+    its rows; elements then are loaded one by one."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
     there = col < cols
@@ -53,7 +55,9 @@ def _row_sums(
     for tile in tl.range(split * per_split, tl.minimum(tiles, split * per_split + per_split), num_stages=STAGES):
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * ROWS + tl.arange(0, ROWS)
-        mask = (at < rows)[:, None] & there[None, :] & (at[:, None].to(tl.int64) * cols + col[None, :] < limit)
+        mask = (at < rows)[:, None] & there[None, :]
+        if RAGGED:
+            mask &= at[:, None].to(tl.int64) * cols + col[None, :] < limit
         dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_h + col[None, :]
         x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_h + col[None, :]
         dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
@@ -94,8 +98,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             width, tiling.rows, *steps_of, tiling.samples * pieces, tiling.per_split, pieces,
             call.input.numel // tiling.samples, channels, tiling.inner,
         )  # fmt: skip
-        grid = (-(-width // cols), tiling.splits)
-        steps.append(Launch(_row_sums, grid, (*tensors, *numbers), {"PIXELS": images.pixels, **constants}))
+        grid, ragged = (-(-width // cols), tiling.splits), tiling.samples * tiling.rows * width > call.input.numel
+        flags = {"PIXELS": images.pixels, "RAGGED": ragged}
+        steps.append(Launch(_row_sums, grid, (*tensors, *numbers), {**flags, **constants}))
     else:
         pieces = -(-tiling.image // cols)
         numbers = (channels, tiling.image, *steps_of, tiling.samples * pieces, tiling.per_split, pieces)

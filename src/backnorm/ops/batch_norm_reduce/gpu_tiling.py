@@ -43,6 +43,12 @@ class Tiling(NamedTuple):
     workspace_bytes: int
 
 
+def _joined(rows: int, channels: int) -> int:
+    """How many pixels are one row: so many that rows begin on 16 bytes and none is ragged, if any are."""
+    counts = range(1, max(1, JOINED // channels) + 1)
+    return max(counts, key=lambda inner: (rows % inner == 0, channels * inner % 16 == 0, inner))
+
+
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     samples, channels, *rest = call.input.shape
     image = prod(rest)
@@ -60,7 +66,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         steps = {name: o if image == 1 else i for name, (o, i) in images.steps.items()}
         samples, rows = 1, samples * image
         if all(step == channels for step in steps.values()):
-            inner = max(1, JOINED // channels)
+            inner = _joined(rows, channels)
         images = images._replace(steps={name: (0, step * inner) for name, step in steps.items()})
         rows = -(-rows // inner)
     elif not images.pixels and image <= LARGEST_SMALL_IMAGE and all(c == image for _, c in images.steps.values()):
@@ -79,7 +85,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     per_split = -(-tiles // splits)
     splits = -(-tiles // per_split)
     partials = parts.take(splits * 2 * channels * inner * 4)
-    gathered = parts.take(gathered_bytes(splits, 2 * channels * inner))
+    gathered = parts.take(gathered_bytes(splits, 2 * channels * inner, inner))
     return Tiling(
         samples, channels, image, images, packed, by_rows, rows, inner, tile_rows, tile_cols, splits, per_split,
         partials, gathered, parts.bytes,

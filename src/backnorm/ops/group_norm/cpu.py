@@ -46,7 +46,7 @@ from .._sums import (
     total_columns,
     total_wide,
 )
-from .._views import PIXEL_ROWS, SPAN
+from .._views import AHEAD, PIXEL_ROWS, SPAN
 from .tiling import Tiling, padded
 
 #: Elements of a run of dx that are kept back, and bytes of them, to be written past the caches together.
@@ -73,8 +73,9 @@ def _plane_dx(
         c = 0
         while c + 16 <= n:
             at = c * size
-            prefetch(d + at + ahead)
-            prefetch(p + at + ahead)
+            if ahead > 0:
+                prefetch(d + at + ahead)
+                prefetch(p + at + ahead)
             _dx_step(T, U, d + at, p + at, target + c * out, 16, f)
             c += 16
         if c < n:
@@ -227,7 +228,7 @@ def _split_planes_dx(T: Any, U: Any) -> Any:
             target = dx + n * dx_n + c * dx_c + start * width(U)
             staged = _plane_dx(
                 T, U, streamed, dy + n * dy_n + c * dy_c + start * width(T), x + n * x_n + c * x_c + start * width(T),
-                target, count, f, 1024, stage, staged,
+                target, count, f, AHEAD, stage, staged,
             )  # fmt: skip
             end = target + count * width(U)
         if streamed:
@@ -308,8 +309,9 @@ def _pixels_dx(
             target = stage + staged - first * out if streamed else place
             while c + 16 <= end:
                 at = c * size
-                prefetch(d + at + ahead)
-                prefetch(p + at + ahead)
+                if ahead > 0:
+                    prefetch(d + at + ahead)
+                    prefetch(p + at + ahead)
                 _pixel_step(T, U, d + at, p + at, target + c * out, 16, t)
                 c, t = c + 16, t + 320
             if c < end:

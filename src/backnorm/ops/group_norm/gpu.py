@@ -1,7 +1,8 @@
 """GroupNorm backward on a GPU, for planes (NCHW) and pixels (channels-last).
 
-A group of planes that fits one program's registers is read once. Others are read twice: sums of each channel, sums of
-each group, dx.
+A group of planes that fits one program's registers is read once. Where there are many larger ones, each is read twice
+by one program, the second time from the caches. The others are read twice by all: sums of each channel, sums of each
+group, dx.
 """
 
 from __future__ import annotations
@@ -54,56 +55,128 @@ def _whole_group(
 
 
 @triton.jit
+def _offsets(n, n_step, step, channel, at, PIXELS: tl.constexpr):
+    """Of a tile of channels and elements of their image: pixels have an element's channels in a row, planes a
+    channel's elements."""
+    if PIXELS:
+        return n * n_step + at[:, None].to(tl.int64) * step + channel[None, :]
+    else:  # noqa: RET505 (Triton wants both branches to return)
+        return n * n_step + channel[:, None].to(tl.int64) * step + at[None, :]
+
+
+@triton.jit
+def _along(of_channels, of_elements, PIXELS: tl.constexpr):
+    """Two vectors, each along its axis of a tile."""
+    if PIXELS:
+        return of_channels[None, :], of_elements[:, None]
+    else:  # noqa: RET505
+        return of_channels[:, None], of_elements[None, :]
+
+
+@triton.jit
+def _place(program, across, splits, PIXELS: tl.constexpr):
+    """Which sample, split and tile of channels a program has; neighbours have neighbouring memory."""
+    inner = program % (across * splits)
+    split = inner // across if PIXELS else inner % splits
+    part = inner % across if PIXELS else inner // splits
+    return (program // (across * splits)).to(tl.int64), split, part
+
+
+@triton.jit
+def _of_channels(ptr, index, there):
+    return tl.load(ptr + index, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load(ptr, offsets, mask, EVEN: tl.constexpr):
+    """A tile; EVEN: all of it is inside, and no mask is looked at."""
+    if EVEN:
+        return tl.load(ptr + offsets).to(tl.float32)
+    else:  # noqa: RET505
+        return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _sums(
+    dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, mean, rstd, gamma,
+    PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    WEIGHED: tl.constexpr,
+):  # fmt: skip
+    """Sums of dy and dy * x_hat of each channel over some pieces of its image; WEIGHED: of gamma times dy instead."""
+    LENGTH: tl.constexpr = ROWS if PIXELS else COLS
+    a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    for piece in tl.range(start, start + pieces, num_stages=STAGES):
+        at = piece * LENGTH + tl.arange(0, LENGTH)
+        inside, image_inside = _along(there, at < image, PIXELS)
+        mask = inside & image_inside
+        dy = _load(dy_ptr, _offsets(n, dy_n, dy_step, channel, at, PIXELS), mask, EVEN)
+        x = _load(x_ptr, _offsets(n, x_n, x_step, channel, at, PIXELS), mask, EVEN)
+        x_hat = (x - mean) * rstd
+        if WEIGHED:
+            dy *= gamma
+        if not EVEN:
+            x_hat = tl.where(mask, x_hat, 0.0)
+            if WEIGHED:
+                dy = tl.where(mask, dy, 0.0)
+        a += dy
+        b += dy * x_hat
+    return tl.reduce((a, b), 0 if PIXELS else 1, _add_pairs)
+
+
+@triton.jit
+def _all_sums(
+    dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, mean, rstd, gamma,
+    HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The sums, plain and weighed: gamma times the plain ones, or where gamma is not finite term by term."""
+    m, _ = _along(mean, channel, PIXELS)
+    r, _ = _along(rstd, channel, PIXELS)
+    g, _ = _along(gamma, channel, PIXELS)
+    s1, s2 = _sums(
+        dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, m, r, g, PIXELS, ROWS, COLS,
+        STAGES, EVEN, False,
+    )  # fmt: skip
+    s3, s4 = s1, s2
+    if HAS_W:
+        s3, s4 = s1 * gamma, s2 * gamma
+        if tl.sum((gamma - gamma != 0).to(tl.int32), axis=0) > 0:
+            s3, s4 = _sums(
+                dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, m, r, g, PIXELS,
+                ROWS, COLS, 1, EVEN, True,
+            )  # fmt: skip
+    return s1, s2, s3, s4
+
+
+@triton.jit
 def _split_sums(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, partials_ptr, groups, group_channels, image, splits, dy_n, dy_step,
     x_n, x_step, HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    TILES: tl.constexpr,
+    EVEN: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles of some channels of a sample: sums of dy and dy * x_hat, plain and times gamma, of each channel."""
     channels = groups * group_channels
     WIDTH: tl.constexpr = COLS if PIXELS else ROWS
-    LENGTH: tl.constexpr = ROWS if PIXELS else COLS
-    channel = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    n, split, part = _place(tl.program_id(0), tl.cdiv(channels, WIDTH), splits, PIXELS)
+    channel = part * WIDTH + tl.arange(0, WIDTH)
     there = channel < channels
-    split, n = tl.program_id(1), tl.program_id(0).to(tl.int64)
     group = n * groups + channel // group_channels
-    mean = tl.load(mean_ptr + group, mask=there, other=0.0).to(tl.float32)
-    rstd = tl.load(rstd_ptr + group, mask=there, other=0.0).to(tl.float32)
-    gamma = tl.full([WIDTH], 1.0, tl.float32)
-    if HAS_W:
-        gamma = tl.load(gamma_ptr + channel, mask=there, other=0.0).to(tl.float32)
-    a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    c, d = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    for tile in tl.range(0, TILES):
-        at = (split * TILES + tile) * LENGTH + tl.arange(0, LENGTH)
-        if PIXELS:
-            mask = (at < image)[:, None] & there[None, :]
-            dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_step + channel[None, :]
-            x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_step + channel[None, :]
-            m, r, g = mean[None, :], rstd[None, :], gamma[None, :]
-        else:
-            mask = there[:, None] & (at < image)[None, :]
-            dy_at = dy_ptr + n * dy_n + channel[:, None].to(tl.int64) * dy_step + at[None, :]
-            x_at = x_ptr + n * x_n + channel[:, None].to(tl.int64) * x_step + at[None, :]
-            m, r, g = mean[:, None], rstd[:, None], gamma[:, None]
-        dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-        x_hat = tl.where(mask, (x - m) * r, 0.0)
-        a += dy
-        b += dy * x_hat
-        if HAS_W:
-            wdy = tl.where(mask, dy * g, 0.0)
-            c += wdy
-            d += wdy * x_hat
-    AXIS: tl.constexpr = 0 if PIXELS else 1
+    mean, rstd = _of_channels(mean_ptr, group, there), _of_channels(rstd_ptr, group, there)
+    gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
+    s1, s2, s3, s4 = _all_sums(
+        dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, split * TILES, TILES, mean, rstd, gamma,
+        HAS_W, PIXELS, ROWS, COLS, STAGES, EVEN,
+    )  # fmt: skip
     place = partials_ptr + (n * splits + split) * 4 * channels + channel
-    s1, s2 = tl.sum(a, axis=AXIS), tl.sum(b, axis=AXIS)
     tl.store(place, s1, mask=there)
     tl.store(place + channels, s2, mask=there)
-    if HAS_W:
-        s1, s2 = tl.sum(c, axis=AXIS), tl.sum(d, axis=AXIS)
-    tl.store(place + 2 * channels, s1, mask=there)
-    tl.store(place + 3 * channels, s2, mask=there)
+    tl.store(place + 2 * channels, s3, mask=there)
+    tl.store(place + 3 * channels, s4, mask=there)
 
 
 @triton.jit
@@ -129,44 +202,90 @@ def _group_sums(
 
 
 @triton.jit
-def _split_dx(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, group_sums_ptr, groups, group_channels, image, dy_n,
-    dy_step, x_n, x_step, dx_n, dx_step, HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, TILES: tl.constexpr,
+def _make_dx(
+    dy_ptr, x_ptr, dx_ptr, n, dy_n, dy_step, x_n, x_step, dx_n, dx_step, channel, there, image, start, pieces, mean,
+    rstd, gamma, c1, c2, HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
-    """dx of TILES tiles of some channels of a sample."""
+    """dx of some pieces of an image, the last first. Nobody reads them again."""
+    LENGTH: tl.constexpr = ROWS if PIXELS else COLS
+    m, _ = _along(mean, channel, PIXELS)
+    r, _ = _along(rstd, channel, PIXELS)
+    g, _ = _along(gamma, channel, PIXELS)
+    u, _ = _along(c1, channel, PIXELS)
+    v, _ = _along(c2, channel, PIXELS)
+    for piece in tl.range(0, pieces):
+        at = (start + pieces - 1 - piece) * LENGTH + tl.arange(0, LENGTH)
+        inside, image_inside = _along(there, at < image, PIXELS)
+        mask = inside & image_inside
+        dy_at, x_at = _offsets(n, dy_n, dy_step, channel, at, PIXELS), _offsets(n, x_n, x_step, channel, at, PIXELS)
+        dx_at = dx_ptr + _offsets(n, dx_n, dx_step, channel, at, PIXELS)
+        if EVEN:
+            dy = tl.load(dy_ptr + dy_at, eviction_policy="evict_first").to(tl.float32)
+            x = tl.load(x_ptr + x_at, eviction_policy="evict_first").to(tl.float32)
+        else:
+            dy = tl.load(dy_ptr + dy_at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            x = tl.load(x_ptr + x_at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        if HAS_W:
+            dy *= g
+        dx = (r * (dy - u - (x - m) * r * v)).to(dx_ptr.dtype.element_ty)
+        if EVEN:
+            tl.store(dx_at, dx, eviction_policy="evict_first")
+        else:
+            tl.store(dx_at, dx, mask=mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def _split_dx(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, group_sums_ptr, groups, group_channels, image, splits, dy_n,
+    dy_step, x_n, x_step, dx_n, dx_step, HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """dx of TILES tiles of some channels of a sample. Those that were summed last come first: the L2 cache still has
+    them."""
     channels = groups * group_channels
     WIDTH: tl.constexpr = COLS if PIXELS else ROWS
-    LENGTH: tl.constexpr = ROWS if PIXELS else COLS
-    channel = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    n, split, part = _place(program, tl.cdiv(channels, WIDTH), splits, PIXELS)
+    channel = part * WIDTH + tl.arange(0, WIDTH)
     there = channel < channels
-    split, n = tl.program_id(1), tl.program_id(0).to(tl.int64)
     group = n * groups + channel // group_channels
-    mean = tl.load(mean_ptr + group, mask=there, other=0.0).to(tl.float32)
-    rstd = tl.load(rstd_ptr + group, mask=there, other=0.0).to(tl.float32)
-    c1 = tl.load(group_sums_ptr + 2 * group, mask=there, other=0.0)
-    c2 = tl.load(group_sums_ptr + 2 * group + 1, mask=there, other=0.0)
-    gamma = tl.full([WIDTH], 1.0, tl.float32)
-    if HAS_W:
-        gamma = tl.load(gamma_ptr + channel, mask=there, other=0.0).to(tl.float32)
-    for tile in tl.range(0, TILES):
-        at = (split * TILES + tile) * LENGTH + tl.arange(0, LENGTH)
-        if PIXELS:
-            mask = (at < image)[:, None] & there[None, :]
-            dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_step + channel[None, :]
-            x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_step + channel[None, :]
-            dx_at = dx_ptr + n * dx_n + at[:, None].to(tl.int64) * dx_step + channel[None, :]
-            m, r, g, u, v = mean[None, :], rstd[None, :], gamma[None, :], c1[None, :], c2[None, :]
-        else:
-            mask = there[:, None] & (at < image)[None, :]
-            dy_at = dy_ptr + n * dy_n + channel[:, None].to(tl.int64) * dy_step + at[None, :]
-            x_at = x_ptr + n * x_n + channel[:, None].to(tl.int64) * x_step + at[None, :]
-            dx_at = dx_ptr + n * dx_n + channel[:, None].to(tl.int64) * dx_step + at[None, :]
-            m, r, g, u, v = mean[:, None], rstd[:, None], gamma[:, None], c1[:, None], c2[:, None]
-        dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
-        x_hat = (tl.load(x_at, mask=mask, other=0.0).to(tl.float32) - m) * r
-        dx = r * (dy * g - u - x_hat * v)
-        tl.store(dx_at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    mean, rstd = _of_channels(mean_ptr, group, there), _of_channels(rstd_ptr, group, there)
+    gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
+    c1 = _of_channels(group_sums_ptr, 2 * group, there)
+    c2 = _of_channels(group_sums_ptr, 2 * group + 1, there)
+    _make_dx(
+        dy_ptr, x_ptr, dx_ptr, n, dy_n, dy_step, x_n, x_step, dx_n, dx_step, channel, there, image, split * TILES,
+        TILES, mean, rstd, gamma, c1, c2, HAS_W, PIXELS, ROWS, COLS, EVEN,
+    )  # fmt: skip
+
+
+@triton.jit
+def _group_twice(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, partials_ptr, groups, group_channels, image, share, dy_n,
+    dy_step, x_n, x_step, dx_n, dx_step, HAS_W: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    EVEN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A group of planes: the sums of its channels, then dx; what was read last is read again first, since the caches
+    still have it."""
+    channels, pieces = groups * group_channels, tl.cdiv(image, COLS)
+    group = tl.program_id(0)
+    n, inner = (group // groups).to(tl.int64), tl.arange(0, ROWS)
+    channel, there = group % groups * group_channels + inner, inner < group_channels
+    mean, rstd = _of_channels(mean_ptr, group + inner * 0, there), _of_channels(rstd_ptr, group + inner * 0, there)
+    gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
+    s1, s2, s3, s4 = _all_sums(
+        dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, 0, pieces, mean, rstd, gamma, HAS_W, False,
+        ROWS, COLS, STAGES, EVEN,
+    )  # fmt: skip
+    place = partials_ptr + n * 4 * channels + channel
+    tl.store(place, s1, mask=there)
+    tl.store(place + channels, s2, mask=there)
+    c1, c2 = tl.zeros([ROWS], tl.float32) + tl.sum(s3, axis=0) * share, tl.sum(s4, axis=0) * share
+    _make_dx(
+        dy_ptr, x_ptr, dx_ptr, n, dy_n, dy_step, x_n, x_step, dx_n, dx_step, channel, there, image, 0, pieces, mean,
+        rstd, gamma, c1, c2 + tl.zeros([ROWS], tl.float32), HAS_W, False, ROWS, COLS, EVEN,
+    )  # fmt: skip
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -194,6 +313,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     inputs, in_steps = (dy, x, mean, rstd, gamma), (*images.steps["gradOut"], *images.steps["input"])
     out_steps = images.steps["gradInput"] if wants_dx else (0, 0)
     rows, cols, share = tiling.tile_rows, tiling.tile_cols, 1.0 / (width * hw)
+    numbers: tuple[Any, ...]
     if tiling.whole:
         steps.append(
             Launch(
@@ -201,17 +321,24 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
                 {"HAS_W": has_w, "WANTS_DX": wants_dx, "ROWS": rows, "COLS": cols}, tiling.num_warps,
             )
         )  # fmt: skip
+    elif tiling.twice:
+        constants = {"HAS_W": has_w, "ROWS": rows, "COLS": cols, "EVEN": tiling.even, "STAGES": tiling.stages}
+        numbers = (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps)
+        steps.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
     else:
         across = -(-channels // (cols if images.pixels else rows))
-        sizes = {"HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols, "TILES": tiling.tiles}
-        grid = (n, tiling.splits, across)
-        numbers: tuple[Any, ...] = (groups, width, hw, tiling.splits)
-        steps.append(Launch(_split_sums, grid, (*inputs, partials, *numbers, *in_steps), sizes, tiling.num_warps))
+        sizes = {
+            "HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols, "EVEN": tiling.even,
+            "TILES": tiling.tiles,
+        }  # fmt: skip
+        grid = (n * tiling.splits * across,)
+        numbers = (*inputs, partials, groups, width, hw, tiling.splits, *in_steps)
+        steps.append(Launch(_split_sums, grid, numbers, {**sizes, "STAGES": tiling.stages}, tiling.num_warps))
         if wants_dx:
             summed = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
             numbers = (partials, group_sums, groups, width, share, tiling.splits)
             steps.append(Launch(_group_sums, (n * groups,), numbers, summed, 1))
-            numbers = (*inputs, dx, group_sums, groups, width, hw, *in_steps, *out_steps)
+            numbers = (*inputs, dx, group_sums, groups, width, hw, tiling.splits, *in_steps, *out_steps)
             steps.append(Launch(_split_dx, grid, numbers, sizes, tiling.num_warps))
     if "gradInput" in images.packed:
         steps += copy_images("gradInput", values["gradInput"], images, shape, False)

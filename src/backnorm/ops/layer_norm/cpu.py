@@ -39,13 +39,11 @@ from .._simd import (
     words,
 )
 from .._sums import clear, flush, reduce_partials, reduce_tasks
-from .._views import CHUNK_ROWS
-from .tiling import BLOCK, GROUP_ROWS, PIECE, SPAN, Tiling, partial_bytes
+from .._views import AHEAD, CHUNK_ROWS
+from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 #: Bytes of dx that are kept back to be written past the caches together.
 STAGE = 4096
-#: Bytes by which rows are asked for ahead of their sums: 1.26 against 1.14 times PyTorch's speed at 4096 x 768.
-AHEAD = 1024
 
 
 @inline
@@ -128,14 +126,16 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks,
-        ) = words(args, 16)  # fmt: skip
-        stage = scratch(STAGE)
+            chunks, _,
+        ) = words(args, 17)  # fmt: skip
+        stage, zero = scratch(STAGE), np.float32(0)
         share, row_bytes = 1.0 / cols, cols * width(U)
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        mine, staged, f = sums, 0, _factors(m, r, 0.0, 0.0, share)
+        mine, f = sums, _factors(m, r, 0.0, 0.0, share)
+        place = dx + start * dx_step
+        first = staged = place % 64
         s, q = _sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, m, r)
         for row in range(start, end):
             if columns and row % chunk_rows == 0:
@@ -153,10 +153,13 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                 _sweep(T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, m, r)
             d, p = d + dy_step, p + x_step
             if wants_dx and streamed:
-                staged += row_bytes
-                if staged + row_bytes > STAGE or row + 1 == end:
-                    flush(stage, dx + row * dx_step + row_bytes - staged, staged)
-                    staged = 0
+                staged, place = staged + row_bytes, place + row_bytes
+                if staged + row_bytes > STAGE - 64 or row + 1 == end:
+                    # Whole cache lines go out; the rest stays for the next, but for the ends of a task.
+                    rest = 0 if row + 1 == end else staged % 64
+                    flush(stage + first, place - staged + first, staged - first - rest)
+                    store(zero, stage, load(zero, stage + staged - rest))
+                    first, staged = 0, rest
 
     return run
 
@@ -165,55 +168,72 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
 def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
     """The same for rows of several blocks.
 
-    A group of four rows is summed while dx of the one before is made, block by block in turns: the former row by row,
-    as memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
+    A group of up to four rows is summed while dx of the one before is made, block by block: the former row by row, as
+    memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
     """
 
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks,
-        ) = words(args, 16)  # fmt: skip
+            chunks, group_rows,
+        ) = words(args, 17)  # fmt: skip
         stage, totals = scratch(STAGE), scratch(128)
         size, out, share = width(T), width(U), 1.0 / cols
         blocks = (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         mine, zero = sums, np.float32(0)
         none = _factors(zero, zero, 0.0, 0.0, 0.0)
-        for group in range(start - GROUP_ROWS, end, GROUP_ROWS):
-            here = totals + (group // GROUP_ROWS & 1) * 64
+        for group in range(start - group_rows, end, group_rows):
+            here = totals + (group // group_rows & 1) * 64
             there = 2 * totals + 64 - here
-            count = min(GROUP_ROWS, end - group) if group >= start else 0
-            next_count = min(GROUP_ROWS, end - group - GROUP_ROWS)
+            count = min(group_rows, end - group) if group >= start else 0
+            next_count = min(group_rows, end - group - group_rows)
             if columns and count and group % chunk_rows == 0:
                 mine = sums + group // chunk_rows * partial_step
                 clear(mine, partial_step)
-            for turn in range(blocks * GROUP_ROWS):
+            for turn in range(blocks * group_rows):
                 i, c = turn // blocks, turn % blocks * BLOCK
-                row = group + GROUP_ROWS + i
-                next_d, next_p = dy + row * dy_step + c * size, x + row * x_step + c * size
-                if wants_dx and i < next_count:
-                    n, m, r = min(BLOCK, cols - c), load_one(mean + row * 4), load_one(rstd + row * 4)
-                    s, q = _sweep(
-                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, w + c * 4, m, r
+                row, n, following = group + group_rows + i, min(BLOCK, cols - c), wants_dx and i < next_count
+                next_d, next_p, next_w = dy + row * dy_step + c * size, x + row * x_step + c * size, w + c * 4
+                mean_row = min(row, end - 1) * 4
+                m, r = load_one(mean + mean_row), load_one(rstd + mean_row)
+                place, s, q = there + i * 16, 0.0, 0.0
+                this = turn < blocks * count
+                if this:
+                    k = turn // count * BLOCK
+                    row, width_here = group + turn % count, min(BLOCK, cols - k)
+                    at = here + turn % count * 16
+                    f = _factors(
+                        load_one(mean + row * 4), load_one(rstd + row * 4), load_double(at), load_double(at + 8), share
                     )
-                    if c > 0:
-                        s, q = s + load_double(there + i * 16), q + load_double(there + i * 16 + 8)
-                    store_double(there + i * 16, s)
-                    store_double(there + i * 16 + 8, q)
-                if turn < blocks * count:
-                    i, c = turn % count, turn // count * BLOCK
-                    row, n = group + i, min(BLOCK, cols - c)
-                    m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
-                    f = _factors(m, r, load_double(here + i * 16), load_double(here + i * 16 + 8), share)
-                    place = dx + row * dx_step + c * out
-                    _sweep(
-                        T, U, columns, wants_dx, True, False, n, dy + row * dy_step + c * size,
-                        x + row * x_step + c * size, w + c * 4, stage if streamed else place, mine + c * 8, f,
-                        next_d + BLOCK * size, next_p + BLOCK * size, 0, zero, zero,
-                    )  # fmt: skip
+                    d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
+                    result = dx + row * dx_step + k * out
+                    target = stage if streamed else result
+                    if following and n == width_here:
+                        s, q = _sweep(
+                            T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, mine + k * 8, f, next_d,
+                            next_p, next_w, m, r,
+                        )  # fmt: skip
+                    else:
+                        _sweep(
+                            T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, mine + k * 8, f,
+                            next_d, next_p, 0, zero, zero,
+                        )  # fmt: skip
+                        if following:
+                            s, q = _sweep(
+                                T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, next_d, next_p, next_w, m, r
+                            )
                     if wants_dx and streamed:
-                        flush(stage, place, n * out)
+                        flush(stage, result, width_here * out)
+                elif following:
+                    s, q = _sweep(
+                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, m, r
+                    )
+                if following:
+                    if c > 0:
+                        s, q = s + load_double(place), q + load_double(place + 8)
+                    store_double(place, s)
+                    store_double(place + 8, q)
 
     return run
 
@@ -400,6 +420,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         program.job(
             rows_kernel(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
             dx_step, tiling.streamed, sums, partial_bytes(cols), rows, cols, tiling.chunk_rows, tiling.task_chunks,
+            tiling.group_rows,
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)

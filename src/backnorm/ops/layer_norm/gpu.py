@@ -16,16 +16,17 @@ from ...spec import Call
 from .._gpu import Launch, Pointer, finish_sums, pack, unpack
 from .._program import WORKSPACE
 from .._tiles import power_of_two
-from .gpu_tiling import PIECE, Tiling
+from .gpu_tiling import PIECE, PIECE_WARPS, Tiling
 
 
 @triton.jit
 def _rows(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
     HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Every PROGRAMS-th tile of rows: dx, and the sums of dy * x_hat and dy of their columns."""
+    """Every PROGRAMS-th tile of rows: dx, and the sums of dy * x_hat and dy of their columns. EVEN: tiles cover the
+    rows without a rest, and no mask is looked at."""
     program = tl.program_id(0)
     col = tl.arange(0, COLS)
     keep = col < cols
@@ -37,17 +38,25 @@ def _rows(
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         inside = row < rows
         mask = inside[:, None] & keep[None, :]
-        dy = tl.load(dy_ptr + row[:, None] * dy_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row[:, None] * x_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy_at, x_at = dy_ptr + row[:, None] * dy_step + col[None, :], x_ptr + row[:, None] * x_step + col[None, :]
         mean = tl.load(mean_ptr + row, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0).to(tl.float32)
-        x_hat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+        if EVEN:
+            dy, x = tl.load(dy_at).to(tl.float32), tl.load(x_at).to(tl.float32)
+            x_hat = (x - mean[:, None]) * rstd[:, None]
+        else:
+            dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+            x_hat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
         if WANTS_DX:
             wdy = dy * w[None, :]
             c1 = tl.sum(wdy, axis=1) / cols
             c2 = tl.sum(wdy * x_hat, axis=1) / cols
-            dx = rstd[:, None] * (wdy - c1[:, None] - x_hat * c2[:, None])
-            tl.store(dx_ptr + row[:, None] * dx_step + col[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            dx = (rstd[:, None] * (wdy - c1[:, None] - x_hat * c2[:, None])).to(dx_ptr.dtype.element_ty)
+            if EVEN:
+                tl.store(dx_ptr + row[:, None] * dx_step + col[None, :], dx)
+            else:
+                tl.store(dx_ptr + row[:, None] * dx_step + col[None, :], dx, mask=mask)
         if COLUMNS:
             dw += dy * x_hat
             db += dy
@@ -59,11 +68,11 @@ def _rows(
 
 @triton.jit
 def _wide_sums(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, sums_ptr, partials_ptr, rows, cols, dy_step, x_step, per_group, chunks,
-    HAS_W: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, sums_ptr, partials_ptr, rows, cols, dy_step, x_step, groups, chunks,
+    HAS_W: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of columns of a group of rows: sums of wdy and wdy * x_hat of each row, of dy * x_hat and dy of each
-    column."""
+    """A chunk of columns of every groups-th tile of rows: sums of wdy and wdy * x_hat of each row, of dy * x_hat and dy
+    of each column."""
     chunk, group = tl.program_id(0), tl.program_id(1)
     col = chunk * COLS + tl.arange(0, COLS)
     keep = col < cols
@@ -71,10 +80,9 @@ def _wide_sums(
     if HAS_W:
         w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
     dw, db = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    end = tl.minimum(rows, group * per_group + per_group)
-    for start in range(group * per_group, end, ROWS):
-        row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        inside = row < end
+    for tile in tl.range(group, tl.cdiv(rows, ROWS), groups, num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = row < rows
         mask = inside[:, None] & keep[None, :]
         dy = tl.load(dy_ptr + row[:, None] * dy_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + row[:, None] * x_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -99,21 +107,23 @@ def _wide_dx(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, sums_ptr, cols, dy_step, x_step, dx_step, chunks, pieces,
     HAS_W: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a row."""
-    row = (tl.program_id(0) // pieces).to(tl.int64)
+    """A piece of a row. Those that were summed last come first: the L2 cache still has them."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = (program // pieces).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     place = sums_ptr + row * 2 * chunks + chunk
     c1 = tl.sum(tl.load(place, mask=chunk < chunks, other=0.0)) / cols
     c2 = tl.sum(tl.load(place + chunks, mask=chunk < chunks, other=0.0)) / cols
     mean, rstd = tl.load(mean_ptr + row).to(tl.float32), tl.load(rstd_ptr + row).to(tl.float32)
-    col = tl.program_id(0) % pieces * COLS + tl.arange(0, COLS)
+    col = program % pieces * COLS + tl.arange(0, COLS)
     keep = col < cols
-    wdy = tl.load(dy_ptr + row * dy_step + col, mask=keep, other=0.0).to(tl.float32)
+    wdy = tl.load(dy_ptr + row * dy_step + col, mask=keep, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if HAS_W:
         wdy *= tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
-    x_hat = (tl.load(x_ptr + row * x_step + col, mask=keep, other=0.0).to(tl.float32) - mean) * rstd
-    dx = rstd * (wdy - c1 - x_hat * c2)
-    tl.store(dx_ptr + row * dx_step + col, dx.to(dx_ptr.dtype.element_ty), mask=keep)
+    x = tl.load(x_ptr + row * x_step + col, mask=keep, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    dx = rstd * (wdy - c1 - (x - mean) * rstd * c2)
+    place = dx_ptr + row * dx_step + col
+    tl.store(place, dx.to(dx_ptr.dtype.element_ty), mask=keep, eviction_policy="evict_first")
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -140,20 +150,22 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         constants: dict[str, Any] = {
             "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows,
             "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs, "STAGES": tiling.num_stages,
+            "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols,
         }  # fmt: skip
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
         steps.append(Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps))
     else:
         constants = {
             "HAS_W": has_w, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows, "COLS": tiling.tile_cols,
+            "STAGES": tiling.num_stages,
         }  # fmt: skip
-        per_group, pieces = -(-rows // tiling.groups), -(-cols // PIECE)
-        arguments = (*inputs, row_sums, partials, rows, cols, dy_step, x_step, per_group, tiling.chunks)
-        steps.append(Launch(_wide_sums, (tiling.chunks, tiling.groups), arguments, constants, tiling.num_warps))
+        pieces = -(-cols // PIECE)
+        arguments = (*inputs, row_sums, partials, rows, cols, dy_step, x_step, tiling.programs, tiling.chunks)
+        steps.append(Launch(_wide_sums, (tiling.chunks, tiling.programs), arguments, constants, tiling.num_warps))
         if wants_dx:
             constants = {"HAS_W": has_w, "CHUNKS": power_of_two(tiling.chunks), "COLS": PIECE}
             arguments = (*inputs, dx, row_sums, cols, dy_step, x_step, dx_step, tiling.chunks, pieces)
-            steps.append(Launch(_wide_dx, (rows * pieces,), arguments, constants, 8))
+            steps.append(Launch(_wide_dx, (rows * pieces,), arguments, constants, PIECE_WARPS))
     if columns:
         dw, db = (pointer(name) if name in writes else None for name in ("gradWeightOut", "gradBiasOut"))
         gathered = Pointer(WORKSPACE, tiling.gathered, F32)

@@ -18,11 +18,11 @@ TILE = 4096
 #: Programs that share the rows: two for each of an H200's 132 multiprocessors, one where a row fills it (204 against
 #: 219 microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 264, 132, 8192
-#: Columns and rows of a tile of wide rows, and how many programs share their sums. Sweeping as many rows twice as the
-#: L2 cache holds, before the next, was slower: 341 against 249 microseconds at 1024 x 65536 in bfloat16.
-CHUNK, CHUNK_ROWS, WIDE_PROGRAMS = 2048, 4, 1056
-#: Columns of a wide row's dx that a program makes.
-PIECE = 4096
+#: Columns of a wide row that a program sums, how many programs share the sums, and their warps: 173 microseconds at
+#: 4096 x 16384 in bfloat16, 190 with half the programs, 178 with 4096 columns.
+CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 2048, 528, 4
+#: Columns of a wide row's dx that a program makes, and its warps.
+PIECE, PIECE_WARPS = 4096, 4
 
 
 class Tiling(NamedTuple):
@@ -33,12 +33,11 @@ class Tiling(NamedTuple):
     #: Tensors that go through a contiguous copy in the workspace, and where.
     packed: dict[str, int]
     wide: bool
-    #: Rows and columns of a tile, and programs; of wide rows: chunks of columns and groups of rows.
+    #: Rows and columns of a tile, and programs that share the rows; chunks of a wide row's columns.
     tile_rows: int
     tile_cols: int
     programs: int
     chunks: int
-    groups: int
     num_warps: int
     num_stages: int
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, row sums
@@ -66,21 +65,20 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     # Rows that do not begin on 16 bytes cannot be copied ahead in vectors; element by element is slower than waiting.
     num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) else 1
     if wide:
-        tile_rows, tile_cols, num_warps = CHUNK_ROWS, CHUNK, 8
+        tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
-        groups = max(1, min(-(-rows // CHUNK_ROWS), -(-WIDE_PROGRAMS // chunks)))
-        programs = groups = -(-rows // -(-rows // groups))
+        programs = max(1, min(rows, WIDE_PROGRAMS // chunks))
     else:
         tile_cols = max(16, power_of_two(cols))
         tile_rows = max(1, TILE // tile_cols)
         num_warps = 4 if tile_cols <= 2048 else 8
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
         programs = min(programs, -(-rows // tile_rows))
-        chunks = groups = 0
+        chunks = 0
     partials = parts.take(programs * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
     row_sums = parts.take(rows * 2 * chunks * 4)
     return Tiling(
-        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, groups,
+        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks,
         num_warps, num_stages, partials, gathered, row_sums, parts.bytes,
     )  # fmt: skip

@@ -14,9 +14,11 @@ BLOCK = 512
 #: Rows up to this are one block; their two sweeps and the column sums share the L1 cache.
 LONGEST_SHORT_ROW = 768
 #: Longer rows are split over threads.
-LONGEST_WHOLE_ROW = 8192
-#: Whole rows: that many are summed while dx of as many is made.
+LONGEST_WHOLE_ROW = 32768
+#: Whole rows: so many at most are summed while dx of as many is made.
 GROUP_ROWS = 4
+#: Bytes of a group's rows of one input: twice two of these and the column sums share the L2 cache.
+GROUP_BYTES = 1 << 17
 #: Split rows: dx of some of them is made before the next are summed, so that they are read again from the cache.
 GROUP_ELEMENTS = 1 << 18
 #: Columns of a split row that a task sums, and makes dx of.
@@ -36,7 +38,7 @@ class Tiling(NamedTuple):
     chunk_rows: int
     chunks: int
     task_chunks: int
-    #: Spans of a split row, 0 for whole rows; how many split rows are summed before dx of them is made.
+    #: Spans of a split row, 0 for whole rows; how many rows are summed before dx of them is made.
     spans: int
     group_rows: int
     streamed: bool
@@ -79,9 +81,14 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
-    group_rows = CHUNK_ROWS
-    while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
-        group_rows //= 2
+    if split:
+        group_rows = CHUNK_ROWS
+        while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
+            group_rows //= 2
+    else:
+        group_rows = GROUP_ROWS
+        while group_rows > 1 and group_rows * cols * itemsize(call.input.dtype) > GROUP_BYTES:
+            group_rows //= 2
     # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunk_rows = -(-chunk_rows // GROUP_ROWS) * GROUP_ROWS
