@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from .acl.entry import Converter, Text, attempt, status_call
@@ -28,33 +29,42 @@ _KINDS: dict[str, type] = {"tensor": Tensor, "int_array": IntArray, "bool_array"
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {"int64": to_int64, "bool": to_bool}
 
 
-def plan_executor(op: OpSpec, arguments: dict[str, Any], door: str) -> tuple[int, int]:
-    """Phase one: (workspace bytes, executor handle) for arguments by C name, handles for tensors and arrays.
+def plan_executor(op: OpSpec, arguments: Sequence[Any], door: str) -> tuple[int, int]:
+    """Phase one: (workspace bytes, executor handle) for arguments in C's order, handles for tensors and arrays.
 
     Descriptors never change and addresses are copied, so the caller may destroy tensors and arrays at once.
     """
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
+    addresses: dict[str, int] = {}
     with runtime.lock:
-        for param in op.params:
-            value = arguments[param.name]
-            if param.kind in _KINDS and value:
-                thing: Any = runtime.get(value, _KINDS[param.kind])
-                if thing is None:
-                    value = Dead(value)
-                elif isinstance(thing, Tensor):
-                    tensors[param.name], value = thing, thing.desc
+        objects = runtime.objects
+        for (name, kind), value in zip(_kinds(op), arguments):
+            if kind is None:
+                values[name] = value
+            elif not value:
+                values[name] = None
+            else:
+                thing: Any = objects.get(value)
+                alive = type(thing) is kind
+                if not alive:
+                    values[name] = Dead(value)
+                elif kind is Tensor:
+                    values[name] = thing.desc
+                    tensors[name], addresses[name] = thing, thing.address
                 else:
-                    value = thing.values
-            elif param.kind in _KINDS:
-                value = None
-            values[param.name] = value
+                    values[name] = thing.values
     try:
         plan = make_plan(op, values, runtime.product.name, door)
     except AclnnError as error:
         raise AclFailure(error.status, str(error)) from None
-    addresses = {name: tensor.address for name, tensor in tensors.items()}
     return plan.workspace_bytes, runtime.register(Executor(plan, tensors, addresses), EXECUTOR_MARK)
+
+
+@cache
+def _kinds(op: OpSpec) -> list[tuple[str, type | None]]:
+    """Each parameter's name and what its handle stands for, None where it is no handle."""
+    return [(param.name, _KINDS.get(param.kind)) for param in op.params]
 
 
 def run_executor(op: OpSpec, workspace: int, workspace_size: int, handle: int, stream_handle: int) -> None:
@@ -114,10 +124,10 @@ def _make_task(executor: Executor, workspace: int, workspace_size: int) -> Task:
     starts = []
     for name in plan.tensors:
         try:
-            block, touched, start = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
+            block, start, low, high = executor.tensors[name].locate(runtime.memory, executor.addresses[name])
         except BadAddress as reason:
             raise AclFailure(INVALID, f"{name} must lie inside one live device allocation: {reason}") from None
-        if touched.start < workspace + plan.workspace_bytes and workspace < touched.stop:
+        if low < workspace + plan.workspace_bytes and workspace < high:
             raise AclFailure(INVALID, f"workspace must be apart from {name}; got {workspace:#x}, which lies on it")
         blocks.add(block)
         starts.append(start)
@@ -131,8 +141,7 @@ def _phase_one(op: OpSpec) -> Callable[..., tuple[int, int, int]]:
     convert = Converter(name, _signature([param.name for param in params]), checks)
 
     def work(*args: Any) -> tuple[int, int]:
-        arguments = dict(zip((param.name for param in params), args))
-        return plan_executor(op, {**arguments, "workspaceSize": True, "executor": True}, ACLNN)
+        return plan_executor(op, (*args, True, True), ACLNN)  # the out-pointers, which come last
 
     def get_workspace_size(*args: Any, **kwargs: Any) -> tuple[int, int, int]:
         (size, executor), ret = attempt(name, work, convert(args, kwargs), (0, 0), False)

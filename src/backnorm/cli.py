@@ -107,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
     warmup = commands.add_parser("warmup", help="compile every CPU kernel now, so that no later call has to wait")
     warmup.set_defaults(command=_warmup)
 
+    sdk = commands.add_parser(
+        "sdk",
+        help="build the home that C and C++ programs are compiled and linked against",
+        description="Build, or find as it was built before, a folder with headers (include/) and libraries (lib64/) for"
+        " C and C++ programs of the aclnn interface, and print its path as the last line. Needs cffi"
+        " (pip install 'backnorm[sdk]'), a C compiler, and the headers and shared library of this Python.",
+        epilog="then: export ASCEND_CUSTOM_PATH=$(backnorm sdk), and build with CMake as for the real one",
+    )
+    sdk.add_argument("directory", metavar="DIR", nargs="?", help="where to build it (default: in the user's cache)")
+    sdk.set_defaults(command=_sdk)
+
     info = commands.add_parser("info", help="list the version, devices, products and supported data types")
     info.set_defaults(command=_info)
     return parser
@@ -424,6 +435,27 @@ def _warmup(arguments: argparse.Namespace) -> int:
     for item in track(list(work()), "compiling", console=Console(stderr=True)):
         compile_one(item)
     print(f"compiled and cached in {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+# --- sdk --------------------------------------------------------------------------------------------------------------
+
+
+def _sdk(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from .sdk.build import CannotBuild, build_home
+
+    try:
+        home, seconds = build_home(Path(arguments.directory) if arguments.directory else None)
+    except CannotBuild as error:
+        raise UserError(str(error)) from None
+    state = f"built in {seconds:.1f} s" if seconds else "up to date"
+    print(
+        f"backnorm: {state}; headers in include/, libraries in lib64/, `. {home}/set_env.sh` for a shell",
+        file=sys.stderr,
+    )
+    print(home)
     return 0
 
 

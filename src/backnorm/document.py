@@ -8,17 +8,9 @@ from pathlib import Path
 from .datatypes import PUBLIC_FORMATS, dtype_name
 from .ops import OPS
 from .products import DEFAULT_PRODUCT, PRODUCTS, Product, Support
+from .sdk.interface import Function, phase_one, phase_two
 from .spec import DOORS, OpSpec, Param, Rule
 from .status import Status
-
-_C_TYPES = {
-    "tensor": "aclTensor*",
-    "int_array": "aclIntArray*",
-    "bool_array": "aclBoolArray*",
-    "int64": "int64_t",
-    "bool": "bool",
-}
-_POINTERS = {"workspaceSize": "uint64_t*", "executor": "aclOpExecutor**"}
 
 
 def render() -> str:
@@ -56,10 +48,8 @@ def _operator(op: OpSpec) -> list[str]:
         "",
         "```c",
         f"// aclnnop/{op.header}",
-        f"aclnnStatus {op.c_name}GetWorkspaceSize(",
-        *(f"    {_declaration(p)}{',' if p is not op.params[-1] else ')'}" for p in op.params),
-        f"aclnnStatus {op.c_name}(",
-        "    void* workspace, uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream)",
+        *_prototype(phase_one(op), ",\n    "),
+        *_prototype(phase_two(op), ", "),
         "```",
         "",
         f"Array function: `backnorm.{op.name}`.",
@@ -77,10 +67,9 @@ def _operator(op: OpSpec) -> list[str]:
     ]
 
 
-def _declaration(param: Param) -> str:
-    kind = _POINTERS.get(param.name) or _C_TYPES[param.kind]
-    constant = "const " if kind.endswith("*") and not param.requested and param.kind != "out_pointer" else ""
-    return f"{constant}{kind} {param.name}"
+def _prototype(function: Function, between: str) -> list[str]:
+    params = between.join(f"{param.type} {param.name}" for param in function.params)
+    return [f"{function.returns} {function.name}(", f"    {params})"]
 
 
 def _given(param: Param) -> str:

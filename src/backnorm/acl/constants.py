@@ -51,6 +51,16 @@ ACL_MEM_MALLOC_HUGE_FIRST = 0
 ACL_MEM_MALLOC_HUGE_ONLY = 1
 ACL_MEM_MALLOC_NORMAL_ONLY = 2
 
+# aclrtMemAttr; others exist and mean the same memory here
+ACL_DDR_MEM = 0
+ACL_HBM_MEM = 1
+
+# flags of aclrtCreateStreamWithConfig and aclrtCreateEventWithFlag, which change nothing here
+ACL_STREAM_FAST_LAUNCH = 1
+ACL_STREAM_FAST_SYNC = 2
+ACL_EVENT_SYNC = 1
+ACL_EVENT_TIME_LINE = 8
+
 # aclrtRunMode
 ACL_DEVICE = 0
 ACL_HOST = 1

@@ -93,7 +93,8 @@ def attempt(function: str, work: Callable[..., T], args: Sequence[Any], failed: 
         return failed, int(failure.status)
     except Exception as error:  # ours, not the caller's; still a code, as C would get
         add_message(f"{function}: internal error: {type(error).__name__}: {error}")
-        return failed, int(Status.ACL_ERROR_INTERNAL_ERROR)
+        is_aclnn = function.startswith("aclnn")
+        return failed, int(Status.ACLNN_ERR_INNER if is_aclnn else Status.ACL_ERROR_INTERNAL_ERROR)
 
 
 @typing.overload
@@ -110,6 +111,7 @@ def status_call(fn: Any = None, *, before_init: bool = False) -> Any:
     def call(*args: Any, **kwargs: Any) -> int:
         return attempt(name, fn, convert(args, kwargs), None, before_init)[1]
 
+    call.before_init = before_init  # type: ignore[attr-defined]
     return _with_signature(call, convert)
 
 
@@ -125,6 +127,7 @@ def value_call(*failed: Any, before_init: bool = False) -> Callable[[Callable[P,
             values, ret = attempt(name, fn, convert(args, kwargs), nothing, before_init)
             return (*(values if isinstance(values, tuple) else (values,)), ret)
 
+        call.before_init = before_init  # type: ignore[attr-defined]
         return _with_signature(call, convert)
 
     return decorate

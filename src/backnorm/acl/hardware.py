@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-import time
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy as np
 from ..status import Status
 from .memory import copy_bytes
 from .messages import AclFailure
+from .worker import Worker
 
 if TYPE_CHECKING:
     from .streams import Task
@@ -112,7 +110,7 @@ class Cpu:
         ctypes.memset(address, value, count)
 
     def open_queue(self, attempt: Attempt) -> Queue:
-        return _Worker(attempt)
+        return Worker(attempt)
 
     def milliseconds(self, start: float, end: float) -> float:
         return (end - start) * 1000
@@ -120,39 +118,3 @@ class Cpu:
 
 def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-class _Worker:
-    """Tasks on a thread of their own that starts with the first."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self.finished = 0
-
-    def put(self, task: Task) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name="backnorm-stream", daemon=True)
-            thread.start()  # may fail; nothing is queued then
-            self._thread = thread
-        self._tasks.put(task)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if task.after is not None:
-                task.after.stream.wait(task.after.number, None)
-            self._attempt(task, 0)
-            task.end = time.perf_counter()
-            with self._changed:
-                self.finished = task.number
-                self._changed.notify_all()
-
-    def wait(self, number: int, seconds: float | None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self.finished >= number, seconds)
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._tasks.put(None)

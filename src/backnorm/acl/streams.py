@@ -74,6 +74,9 @@ class Stream:
             self.add_fault(f"{task.name} ran out of memory")
         except Exception as error:
             self.add_fault(f"{task.name} failed: {type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C, where the thread that waits does the work
+            self.add_fault(f"{task.name} was interrupted")
+            raise
         task.run = None  # lets go of the arrays
 
     def add_fault(self, sentence: str) -> None:

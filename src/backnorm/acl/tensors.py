@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..datatypes import itemsize
 from ..plan import Plan
@@ -20,19 +21,29 @@ class Tensor:
     storage_shape: Shape
     address: int
 
-    def locate(self, memory: Memory, address: int) -> tuple[Allocation, range, int]:
-        """Where the view at `address` lies: its allocation, its bytes, and its first element."""
+    @cached_property
+    def _extent(self) -> tuple[int, int, int]:
+        """In bytes from its address: the first element, and where what the view touches starts and ends."""
+        size = itemsize(self.desc.dtype)
+        low, high = span(self.desc.shape, self.desc.strides)
+        start = self.offset * size
+        return start, start + low * size, start + (high + 1) * size
+
+    @cached_property
+    def _bytes(self) -> int:
+        return self.desc.numel * itemsize(self.desc.dtype)
+
+    def locate(self, memory: Memory, address: int) -> tuple[Allocation, int, int, int]:
+        """Where the view at `address` lies: its allocation, its first element, and from where to where it reaches."""
         if address == 0:
             raise BadAddress("its data is null")
         block = memory.locate(address, address + 1, "device")
-        size = itemsize(self.desc.dtype)
-        low, high = span(self.desc.shape, self.desc.strides)
-        start = address + self.offset * size
-        touched = range(start + low * size, start + (high + 1) * size)
-        check_inside(block, touched.start, touched.stop)
-        if self.desc.numel * size >= 2**63:
+        start, low, high = self._extent
+        if address + low < block.address or address + high > block.address + block.size:
+            check_inside(block, address + low, address + high)
+        if self._bytes >= 2**63:
             raise BadAddress(f"its shape {list(self.desc.shape)} is beyond what can be computed")
-        return block, touched, start
+        return block, address + start, address + low, address + high
 
 
 @dataclass(eq=False)
