@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SANITIZED := bfloat16 and (3-7 or 128-64 or 9-17000 or 2-6-5-3 or 2-12-700 or 2-12-131 or 5-7-49 or 301-3-7)
 
-.PHONY: run test test-generic test-gpu bench report lint docs docs-check package clean
+.PHONY: run test test-generic test-gpu sanitize-gpu bench report lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
@@ -18,6 +19,13 @@ test-generic: $(VENV)/.dev
 # On a machine with a GPU, with the Python that has torch and Triton there.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_runtime_cuda.py tests/test_torch_cuda.py
+
+# The same machine: a small set of the kernels under NVIDIA's checkers of memory accesses and of races.
+sanitize-gpu:
+	for tool in memcheck racecheck; do \
+	  PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 1 --target-processes all \
+	    $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_gpu.py -k "$(SANITIZED)" || exit 1; \
+	done
 
 bench: $(VENV)/.dev
 	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl

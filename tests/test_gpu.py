@@ -23,6 +23,7 @@ from backnorm.accuracy import excess
 from backnorm.arrays import describe
 from backnorm.ops import OPS, _gpu
 from backnorm.ops.batch_norm_reduce import reference as bn
+from backnorm.ops.group_norm import gpu_tiling as gn_tiling
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import reference as ln
 from backnorm.plan import make_plan
@@ -73,7 +74,9 @@ def _judge(reference: Any, values: dict[str, Any], outputs: dict[str, torch.Tens
         assert excess(array, golden[name].reshape(array.shape), terms[name].reshape(array.shape)) <= 1, name
 
 
-LN = [(1, 1), (3, 7), (5, 64), (70, 33), (2, 769), (3, 4097), (9, 17000), (1, 20001), (6, 40000)]
+LN = [
+    (1, 1), (3, 7), (5, 64), (128, 64), (70, 33), (2, 769), (2, 4096), (3, 4097), (9, 17000), (1, 20001), (6, 40000),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,20 +98,44 @@ def _image(n: int, c: int, hw: int, pixels: bool, kind: torch.dtype, seed: int) 
     return _random((n, hw, c), kind, seed).transpose(1, 2) if pixels else _random((n, c, hw), kind, seed)
 
 
-GN = [(2, 6, 5, 3), (3, 8, 49, 2), (1, 3, 1, 1), (2, 12, 700, 2), (1, 4, 9000, 2), (2, 40, 131, 4), (4, 2, 3, 2)]
+GN = [
+    (2, 6, 5, 3), (3, 8, 49, 2), (1, 3, 1, 1), (2, 12, 700, 2), (1, 4, 9000, 2), (2, 40, 131, 4), (4, 2, 3, 2),
+    (1, 64, 2048, 4),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pixels", [False, True])
 @pytest.mark.parametrize(("n", "c", "hw", "group"), GN)
 def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: str) -> None:
-    kind = DTYPES[dtype]
+    _group_norm(n, c, hw, group, pixels, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), [(3, 8, 64, 2), (2, 12, 131, 4), (2, 6, 1, 3), (1, 5, 700, 1)])
+def test_groups_that_one_program_reads_twice(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LARGEST_WHOLE_GROUP": 0, "FEWEST_TWICE": 1, "TWICE_TILE": 256}.items():
+        monkeypatch.setattr(gn_tiling, name, value)
+    _group_norm(n, c, hw, group, False, DTYPES[dtype])
+    _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_an_infinite_gamma_of_groups_that_all_programs_share(pixels: bool) -> None:
+    _group_norm(2, 12, 3000, 2, pixels, torch.float32, infinite=True)
+
+
+def _group_norm(n: int, c: int, hw: int, group: int, pixels: bool, kind: torch.dtype, infinite: bool = False) -> None:
     values = {
         "gradOut": _image(n, c, hw, pixels, kind, 1), "input": _image(n, c, hw, pixels, kind, 2),
         "mean": _random((n, group), torch.float32, 3), "rstd": _random((n, group), torch.float32, 4),
         "gamma": _random((c,), torch.float32, 5) if hw != 49 else None, "N": n, "C": c, "HxW": hw, "group": group,
         "outputMask": (True, True, True),
     }  # fmt: skip
+    if infinite and values["gamma"] is not None:
+        values["gamma"][c // 2] = float("inf")
     outputs = {
         "gradInput": torch.full_like(values["input"], float("nan")), "gradGammaOut": torch.full((c,), float("nan")),
         "gradBetaOut": torch.full((c,), float("nan")),

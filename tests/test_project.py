@@ -34,9 +34,14 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     "page",
     [
-        "README.md", "docs/design.md", "docs/decisions.md", "docs/math.md", "docs/performance.md", "docs/sdk.md",
+        "README.md",
+        "docs/design.md",
+        "docs/decisions.md",
+        "docs/math.md",
+        "docs/performance.md",
+        "docs/sdk.md",
         "docs/torch.md",
-    ],  # fmt: skip
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):

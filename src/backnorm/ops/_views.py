@@ -8,8 +8,8 @@ from itertools import pairwise
 from ..spec import Shape, TensorDesc
 
 #: The tree of every sum. Elements of a run summed in float32; elements of a run summed together in float64; rows of a
-#: column summed in float32, in LayerNorm and for pixels. n equal rows may be off by n / 4 + 1 / 2 roundings of 2**-24, of
-#: which the bound allows 8.
+#: column summed in float32, in LayerNorm and for pixels. n equal rows may be off by n / 4 + 1 / 2 roundings of 2**-24,
+#: of which the bound allows 8.
 BLOCK, SPAN, CHUNK_ROWS, PIXEL_ROWS = 1024, 8192, 24, 24
 
 #: Bytes by which kernels ask for memory ahead of its use, into the L2 cache. Into the L1 cache, or 1 KiB ahead, the

@@ -20,7 +20,7 @@ LONGEST_ROW, LARGEST_IMAGE, FEWEST_SAMPLES = 768, 100, 4
 #: So many elements of a sample at a time: their weights and sums take 12 bytes each of the L1 cache. 400 to 4096 differ
 #: by little in the caches (31 to 34 microseconds at 64 x 64 x 49); a large tensor likes runs that are not short.
 TABLE_COLUMNS = 1600
-#: Samples whose elements are summed in float32. Less than LayerNorm's rows, since a channel's elements are added to that.
+#: Samples whose elements are summed in float32. Fewer than LayerNorm's rows, since a channel's elements are then added.
 CHUNK_SAMPLES = 16
 
 
