@@ -35,6 +35,7 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
     "page",
     [
         "README.md",
+        "README.zh-CN.md",
         "docs/design.md",
         "docs/decisions.md",
         "docs/math.md",
@@ -46,6 +47,15 @@ def test_the_freshness_check_notices_a_change(tmp_path: Path, capsys: pytest.Cap
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_both_readmes_show_the_same_code() -> None:
+    def blocks(page: str) -> list[str]:
+        found = re.findall(r"```.*?```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        return [re.sub(r" *#.*", "", block) for block in found]
+
+    assert blocks("README.zh-CN.md") == blocks("README.md")
+    assert len(blocks("README.md")) == 5
 
 
 @pytest.mark.parametrize("device", ["cpu", "h200"])
