@@ -176,6 +176,7 @@ def test_a_negated_view_of_torch_is_read_with_its_sign() -> None:
         backnorm.layer_norm_backward(**call, out=(negated, torch.zeros(12), torch.zeros(12)))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_torch_tensors_without_memory_are_type_errors() -> None:
     from torch._subclasses import FakeTensorMode
 
@@ -184,8 +185,9 @@ def test_torch_tensors_without_memory_are_type_errors() -> None:
     with FakeTensorMode():
         fake = torch.zeros(5, 12)
     nested = torch.nested.nested_tensor([torch.zeros(12)] * 5, layout=torch.jagged)
+    ragged = torch.nested.nested_tensor([torch.zeros(12)] * 5)
     call = {k: to_torch(v) if isinstance(v, np.ndarray) else v for k, v in layer_norm_call().items()}
-    for odd in (freed, fake, nested):
+    for odd in (freed, fake, nested, ragged):
         with pytest.raises(TypeError, match="input must be a dense tensor with memory of its own"):
             backnorm.layer_norm_backward(**{**call, "input": odd})
 
@@ -295,6 +297,11 @@ def test_new_strides_pack_in_the_order_of_the_old() -> None:
         sizes = contiguous_strides([int(n) for n in rng.permutation(shape)])
         strides = tuple(0 if rng.random() < 0.3 else int(s) for s in rng.permutation(sizes))
         like = torch.empty_strided(shape, strides)
+        assert packed(shape, strides) == torch.empty_like(like).stride(), (shape, strides)
+    for _ in range(500):  # equal strides too
+        shape = tuple(int(n) for n in rng.integers(1, 4, 5))
+        strides = tuple(int(s) for s in rng.choice([0, 1, 4, 12, 12, 36], 5))
+        like = torch.empty(1000).as_strided(shape, strides)
         assert packed(shape, strides) == torch.empty_like(like).stride(), (shape, strides)
 
 

@@ -321,5 +321,32 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], check=True, timeout=60)
+_FORKED_BEFORE_OURS = """
+import os, torch, backnorm.torch
+x, ones = torch.randn(4096, 256), torch.ones(4096, 1)
+torch.set_num_threads(2)
+torch.nn.functional.layer_norm(x, (256,))  # starts PyTorch's threads, which stay with the parent
+child = os.fork()
+if child == 0:
+    torch.ops.backnorm.layer_norm_backward(x, x, [256], ones, ones)
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("program", [_FORKED, _FORKED_BEFORE_OURS])
+def test_a_forked_child_has_threads_of_its_own(program: str) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+
+
+def test_contexts_that_overlap_and_are_used_again() -> None:
+    first, second = backnorm.torch.enable(), backnorm.torch.enable()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert backnorm.torch.is_enabled()
+    second.__exit__()
+    assert not backnorm.torch.is_enabled()
+    with first:
+        assert backnorm.torch.is_enabled()
+    assert not backnorm.torch.is_enabled()

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import backnorm.torch  # noqa: E402
 from backnorm.torch import GroupNorm, LayerNorm, SyncBatchNorm, convert  # noqa: E402
 from backnorm.torch.channels import dense, each_element, local_statistics  # noqa: E402
@@ -476,3 +478,26 @@ def test_statistics_and_elements(shape: Any, channels_last: bool, shift: float, 
             golden, terms = golden + dy.double() * b, terms + dy.double().abs() * b.abs()
         assert out.stride() == x.stride()
         assert judge(out, golden.numpy(), terms.numpy()) <= 1
+
+
+def test_forward_derivatives_of_a_backward_pass() -> None:
+    layer, x, t = LayerNorm(6), random((3, 6), 1).requires_grad_(), random((3, 6), 2)
+    y = layer(x)
+    with forward_ad.dual_level():
+        (ours,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), t))
+        tangent = forward_ad.unpack_dual(ours).tangent
+    (expected,) = torch.autograd.grad(layer(x), x, t)
+    torch.testing.assert_close(tangent, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_torchs() -> None:
+    layer, parts = LayerNorm(4), [random((2, 4), 1), random((3, 4), 2)]
+    for part, result in zip(parts, layer(torch.nested.nested_tensor(parts)).unbind()):
+        torch.testing.assert_close(result, torch.nn.functional.layer_norm(part, (4,)))
+
+
+def test_convert_sync_batchnorm_changes_nothing_else() -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.BatchNorm1d(3))
+    converted = SyncBatchNorm.convert_sync_batchnorm(model)
+    assert [type(layer) for layer in converted] == [torch.nn.LayerNorm, SyncBatchNorm]

@@ -138,6 +138,8 @@ def test_vmap_has_the_bits_of_single_calls(name: str) -> None:
     for i in range(3):
         for one, result in zip(together, getattr(OPS, name)(batch[:, i], *arguments[1:])):
             assert torch.equal(one[i], result)
+    nothing = torch.func.vmap(lambda dy: getattr(OPS, name)(dy, *arguments[1:]), in_dims=1)(batch[:, :0])
+    assert [tuple(result.shape) for result in nothing] == [(0, *result.shape[1:]) for result in together]
 
 
 def _layer_norm_from_scratch(dy: Any, x: Any, w: Any) -> Any:

@@ -65,7 +65,9 @@ def dense_strides(desc: TensorDesc) -> tuple[int, ...]:
         moving = i
         for other in reversed(range(i)):
             inner, outer = (abs(desc.strides[innermost_first[at]]) for at in (other, moving))
-            if inner > outer > 0:
+            # Of equal strides the smaller axis goes inside.
+            larger = desc.shape[innermost_first[other]] > desc.shape[innermost_first[moving]]
+            if inner > outer > 0 or (inner == outer > 0 and larger):
                 innermost_first[other], innermost_first[moving] = innermost_first[moving], innermost_first[other]
                 moving = other
             elif 0 < inner < outer:

@@ -141,6 +141,8 @@ _words = _Words()
 _pool: _Pool | _OpenMP | None = None
 _pool_lock = threading.Lock()
 _num_threads: int | None = None
+#: An OpenMP runtime's threads stay with the parent; to ask for them in the child hangs.
+_forked = False
 
 
 def _get_pool() -> _Pool | _OpenMP:
@@ -158,15 +160,15 @@ def use_openmp(library: str, most: Callable[[], int]) -> None:
     """
     global _pool
     with _pool_lock:
-        if not isinstance(_pool, _OpenMP):
+        if not isinstance(_pool, _OpenMP) and not _forked:
             ours, _pool = _pool, _OpenMP(library, most)
             if ours is not None:
                 ours.stop()
 
 
 def _forget_pool() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pool, _pool_lock, _forked
+    _pool, _pool_lock, _forked = None, threading.Lock(), True
 
 
 @atexit.register

@@ -24,7 +24,7 @@ from ..arguments import (
     to_uint64,
 )
 from ..status import Status
-from .messages import AclFailure, add_message
+from .messages import AclFailure, add_internal_error, add_message
 from .runtime import runtime
 
 P = ParamSpec("P")
@@ -92,9 +92,9 @@ def attempt(function: str, work: Callable[..., T], args: Sequence[Any], failed: 
         add_message(f"{function}: {failure}")
         return failed, int(failure.status)
     except Exception as error:  # ours, not the caller's; still a code, as C would get
-        add_message(f"{function}: internal error: {type(error).__name__}: {error}")
-        is_aclnn = function.startswith("aclnn")
-        return failed, int(Status.ACLNN_ERR_INNER if is_aclnn else Status.ACL_ERROR_INTERNAL_ERROR)
+        add_internal_error(function, error)
+        is_runtime = function.startswith(("aclrt", "aclInit", "aclFinalize"))  # these return an aclError
+        return failed, int(Status.ACL_ERROR_INTERNAL_ERROR if is_runtime else Status.ACLNN_ERR_INNER)
 
 
 @typing.overload

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 
 from ..status import Status
@@ -28,6 +30,15 @@ _KEPT = 64
 def add_message(sentence: str) -> None:
     _messages.newest_last.append(sentence)
     del _messages.newest_last[:-_KEPT]
+
+
+def add_internal_error(function: str, error: BaseException) -> None:
+    """Our mistake, not the caller's: a message, and on stderr too, where there is one."""
+    sentence = f"{function}: internal error: {type(error).__name__}: {error}"
+    add_message(sentence)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"backnorm: {sentence}", file=sys.stderr)
 
 
 def take_messages() -> str | None:

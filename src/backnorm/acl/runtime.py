@@ -276,7 +276,8 @@ class Runtime:
         if lines:
             counts = Counter(word for word, _ in leaks) + Counter(f"{b.space} allocation" for b in blocks)
             summary = ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
-            hint = "" if self._created else " (BACKNORM_TRACE=1 shows where they were made)"
+            traced = self._created or os.environ.get("BACKNORM_TRACE") == "1"
+            hint = "" if traced else " (BACKNORM_TRACE=1 shows where they were made)"
             report.append(f"backnorm: aclFinalize: not released: {summary}{hint}")
             report += [f"  {line}" for line in lines[:50]]
             report += [f"  and {len(lines) - 50} more"] if len(lines) > 50 else []

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from .. import acl, aclnn
 from ..acl.entry import attempt
-from ..acl.messages import AclFailure, add_message, take_messages
+from ..acl.messages import AclFailure, add_internal_error, take_messages
 from ..acl.runtime import runtime
 from ..ops import OPS
 from ..spec import C, OpSpec
@@ -48,9 +47,7 @@ def connect(ffi: Any, lib: Any) -> None:
 
 def _on_error(function: Function) -> Callable[..., None]:
     def report(kind: type, error: BaseException, trace: object) -> None:
-        sentence = f"{function.name}: internal error: {kind.__name__}: {error}"
-        add_message(sentence)
-        print(f"backnorm: {sentence}", file=sys.stderr)
+        add_internal_error(function.name, error)
 
     return report
 
@@ -191,19 +188,21 @@ def _phase_two(op: OpSpec, lib: Any) -> Body:
     return body
 
 
-_loaded = False
+_loaded, _loading = False, threading.Lock()
 
 
 def _load_kernels(lib: Any) -> None:
     """What compiles kernels is loaded here and not on a stream's thread, so that exit() comes to us before it."""
     global _loaded
-    if not _loaded:
-        _loaded = True
+    with _loading:
+        if _loaded:
+            return
         if runtime.hardware.tensors == "cpu":
             from .. import threads
 
             threads._get_pool()
         lib.finish_work_at_exit()
+        _loaded = True
 
 
 def _finish_work() -> None:

@@ -136,17 +136,29 @@ static void boot(void)
     atomic_store_explicit(&state, ready == 0 ? READY : FAILED, memory_order_release);
 }
 
+/* The state of a thread that holds the interpreter's lock. PyGILState_Check says yes to all, once there was a second
+ * interpreter. */
+static PyThreadState *thread_state(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked();
+#else
+    return _PyThreadState_UncheckedGet();
+#endif
+}
+
 /* Whether Python can be called; the first call starts it. */
 static int ready(void)
 {
     if (atomic_load_explicit(&state, memory_order_acquire) == NOT_STARTED) {
         /* A caller that holds the interpreter's lock lets go of it: who boots meanwhile needs it. */
-        PyThreadState *held = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : NULL;
+        PyThreadState *held = Py_IsInitialized() && thread_state() ? PyEval_SaveThread() : NULL;
         pthread_once(&once, boot);
         if (held)
             PyEval_RestoreThread(held);
     }
-    return atomic_load_explicit(&state, memory_order_acquire) == READY;
+    /* A joined interpreter may have ended: destructors run after it. */
+    return atomic_load_explicit(&state, memory_order_acquire) == READY && Py_IsInitialized();
 }
 
 /* Memory that `delete[]` of C++ releases. */

@@ -20,7 +20,6 @@ from .headers import render_headers
 from .library import EXPORTS, HELPERS, LIBRARY, MODULE, NAMES, START, declarations, render_source
 
 _KEY, _SCRATCH = "built-from", ".building-"
-_COMMAND = "backnorm sdk"
 
 
 class CannotBuild(Exception):
@@ -36,17 +35,22 @@ def default_home() -> Path:
 def build_home(directory: Path | None = None) -> tuple[Path, float]:
     """The home's path, and the seconds its building took: 0 where nothing had to be done."""
     begun = time.perf_counter()
-    home = (directory or default_home()).expanduser().absolute()
+    try:
+        home = (directory or default_home()).expanduser().absolute()
+    except RuntimeError:  # ~somebody who is not known here
+        raise CannotBuild(f"the folder must be one this machine can name; got {str(directory)!r}") from None
     if sys.platform != "linux":
         raise CannotBuild(f"the C home is made for Linux; this is {sys.platform}")
     if directory is not None and not (home / _KEY).exists() and _holds_something(home):
         raise CannotBuild(f"{str(home)!r} exists and is no home of backnorm: name a new or an empty folder")
     compiler, libpython, include = _find_compiler(), _find_libpython(), _find_python_headers()
     cffi_version = _find_cffi()
-    source = render_source(sys.executable, libpython, _search_paths(), _package_paths(), _COMMAND)
+    command = "backnorm sdk" if directory is None else f"backnorm sdk {shlex.quote(str(home))}"
+    source = render_source(sys.executable, libpython, _search_paths(), _package_paths(), command)
     headers = render_headers()
     options = ["-O1", "-g", "-fPIC", "-shared", "-pthread", f"-I{include}", f"-Wl,-soname,{LIBRARY}"]
-    options += [f"-Wl,-rpath,{os.path.dirname(libpython)}"]
+    # Never unmapped: an interpreter that was started stays. A path may hold a comma, which -Wl would take apart.
+    options += ["-Wl,-z,nodelete", "-Xlinker", "-rpath", "-Xlinker", os.path.dirname(libpython)]
     parts = [cffi_version, sys.version, *compiler, *options, libpython, source, declarations(), HELPERS, START, EXPORTS]
     for path, text in headers.items():
         parts += [path, text]
@@ -119,8 +123,8 @@ def _compile(made: Path, compiler: list[str], options: list[str], libpython: str
         ffi.emit_c_code(str(c_file))
     _write(exports, EXPORTS)
     library.parent.mkdir()
-    command = [*compiler, *options, f"-I{made / 'include'}", f"-Wl,--version-script,{exports}", "-o", str(library)]
-    command += [str(c_file), libpython, "-lstdc++", "-ldl"]
+    command = [*compiler, *options, f"-I{made / 'include'}", "-Xlinker", "--version-script", "-Xlinker", str(exports)]
+    command += ["-o", str(library), str(c_file), libpython, "-lstdc++", "-ldl"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise CannotBuild(

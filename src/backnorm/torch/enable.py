@@ -9,6 +9,7 @@ would take the aten operators apart before any kernel is called; its decompositi
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,12 @@ _library: torch.library.Library | None = None
 _decompositions: dict[Any, Callable[..., Any]] = {}
 
 
+#: Contexts that are open; the last to be left puts things back as they were before the first.
+_open = 0
+_outlives_contexts = False
+_switch = threading.RLock()
+
+
 class Enabled:
     """What `enable()` returns: leaving it as a context manager puts things back as they were."""
 
@@ -39,11 +46,20 @@ class Enabled:
         self._was_enabled = was_enabled
 
     def __enter__(self) -> Enabled:
+        global _open, _outlives_contexts
+        with _switch:
+            if _open == 0:
+                _outlives_contexts = self._was_enabled
+            _open += 1
+            _enable()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not self._was_enabled:
-            disable()
+        global _open
+        with _switch:
+            _open -= 1
+            if _open == 0 and not _outlives_contexts:
+                disable()
 
 
 def enable() -> Enabled:
@@ -52,22 +68,28 @@ def enable() -> Enabled:
     In force at once, in all threads, until `disable()`; as a context manager, until its end. A model that was compiled
     before keeps what it was compiled with: call `torch.compiler.reset()`.
     """
-    was_enabled = is_enabled()
-    if not was_enabled:
+    with _switch:
+        was_enabled = is_enabled()
+        _enable()
+    return Enabled(was_enabled)
+
+
+def _enable() -> None:
+    if not is_enabled():
         _override_kernels()
         _set_decompositions()
         torch.compiler.config.cache_key_tag += _CACHE_TAG
-    return Enabled(was_enabled)
 
 
 def disable() -> None:
     """Give the operators back to aten; harmless where `enable()` was not called."""
     global _library
-    if _library is not None:
-        _library._destroy()
-        _library = None
-        _set_decompositions()
-        torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.replace(_CACHE_TAG, "")
+    with _switch:
+        if _library is not None:
+            _library._destroy()
+            _library = None
+            _set_decompositions()
+            torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.replace(_CACHE_TAG, "")
 
 
 def is_enabled() -> bool:
@@ -158,6 +180,8 @@ def _decompose(overload: Any, original: Callable[..., Any]) -> Callable[..., Any
         # The same that the rules ask of a call, as far as aten's own forward pass leaves it open. Inductor may have
         # copied this function into a table of its own, where it stays when it is no longer wanted.
         fits = is_enabled() and input.ndim <= 8 and input.device.type in ("cpu", "cuda")
+        if name == "layer_norm_backward" and others[3] is not None:
+            fits = fits and others[3].dtype in (torch.float32, input.dtype)
         if not fits or any(tensor.dtype not in engine.TYPES for tensor in tensors):
             return original(grad_out, input, *others)
         if name == "group_norm_backward":

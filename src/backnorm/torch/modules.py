@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .engine import TYPES
 
@@ -23,7 +24,9 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 def is_ours(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether backnorm differentiates a layer of these tensors; else torch does, or says what is wrong with them."""
     return (
-        input.device.type in ("cpu", "cuda")
+        not input.is_nested
+        and not any(is_traceable_wrapper_subclass(t) for t in (input, weight, bias) if t is not None)
+        and input.device.type in ("cpu", "cuda")
         and input.dtype in TYPES
         and all(t is None or t.dtype in (torch.float32, input.dtype) for t in (weight, bias))
         and input.ndim <= 8
@@ -34,7 +37,7 @@ def is_ours(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
 def call(operator: Any, *arguments: Any) -> Any:
     """An operator in a backward pass. Nobody asks for gradients of gradients where grad mode is off: autograd's share
     of the dispatcher, some 5 microseconds in Python, is left out then."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
@@ -77,7 +80,7 @@ class _LayerNorm(torch.autograd.Function):
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Statistics:
         if torch.compiler.is_compiling() and input.dtype != torch.float32:
-            rows = (*input.shape[: input.ndim - len(normalized_shape)], -1)
+            rows = (*input.shape[: input.ndim - len(normalized_shape)], math.prod(normalized_shape))
             return _traced(input, rows, weight, bias, eps)
         if input.is_cpu and input.dtype != torch.float32:
             # Beside a float32 weight, aten keeps the statistics of 16-bit data in float32 too.
@@ -117,7 +120,7 @@ class _GroupNorm(torch.autograd.Function):
         if torch.compiler.is_compiling() and input.dtype != torch.float32:
             by_channel = (c, *[1] * (input.ndim - 2))
             weight, bias = (None if t is None else t.reshape(by_channel) for t in (weight, bias))
-            y, mean, rstd = _traced(input, (n, num_groups, -1), weight, bias, eps)
+            y, mean, rstd = _traced(input, (n, num_groups, c // num_groups * sizes[2]), weight, bias, eps)
             return y, mean.view(n, num_groups), rstd.view(n, num_groups)
         if input.is_cpu:
             x = input if _is_channels_last(input) else input.contiguous()

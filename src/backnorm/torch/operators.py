@@ -127,6 +127,14 @@ _SHAPES: dict[str, Callable[..., Results]] = {
 def _one_by_one(name: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         operator = getattr(torch.ops.backnorm, name).default
+        if info.batch_size == 0:  # no call to stack: the shapes of one
+            one = [
+                a.new_empty(a.shape[:dim] + a.shape[dim + 1 :]) if isinstance(dim, int) else a
+                for a, dim in zip(arguments, in_dims)
+            ]
+            shapes = _SHAPES[name](*one)
+            empty = tuple(None if result is None else result.new_empty((0, *result.shape)) for result in shapes)
+            return empty, tuple(None if result is None else 0 for result in empty)
         calls = [
             operator(*[a.select(dim, i) if isinstance(dim, int) else a for a, dim in zip(arguments, in_dims)])
             for i in range(info.batch_size)

@@ -7,7 +7,7 @@ all_reduce of its two sums, and the gradient of each element.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -230,6 +230,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: Any, process_group: Any = None) -> Any:
         """The module with every BatchNorm in it replaced by one of this class, as torch.nn.SyncBatchNorm does."""
-        from .convert import convert
-
-        return convert(torch.nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group))
+        converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+        for layer in converted.modules():
+            if type(layer) is torch.nn.SyncBatchNorm:
+                cast(Any, layer).__class__ = cls
+        return converted
