@@ -450,6 +450,10 @@ def test_the_command_prints_the_path_alone(home: Path, tmp_path: Path, capfd: py
     assert cli.main(["sdk", str(target)]) == 0
     assert (target / "include" / "acl" / "acl.h").exists()
     assert re.search(r"built in \S+ s", capfd.readouterr().err)
+    (target / "built-from").write_text("")  # as a build leaves it that was broken off
+    (target / "lib64" / "libopapi.so").unlink()
+    assert cli.main(["sdk", str(target)]) == 0
+    assert (target / "lib64" / "libopapi.so").exists()
     shown = run(["sh", "-c", '. "$0/set_env.sh"; echo "$ASCEND_CUSTOM_PATH|$LD_LIBRARY_PATH"', target], environment={})
     assert shown.stdout == f"{target}|{target}/lib64\n"
 

@@ -66,6 +66,7 @@ def build_home(directory: Path | None = None) -> tuple[Path, float]:
             _write(made / "set_env.sh", _render_set_env(home))
             _compile(made, compiler, options, libpython, source)
             _write(made / _KEY, f"{key} {home}\n")  # moved last, once all else is there
+            (home / _KEY).touch()  # ours from now on, and not yet whole, should this be broken off
             for name in (*(f"include/{path}" for path in headers), f"lib64/{LIBRARY}", "set_env.sh", _KEY):
                 (home / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(made / name, home / name)
@@ -97,8 +98,9 @@ def _link_names(folder: Path) -> None:
     for name in NAMES:
         link = folder / name
         if not (link.is_symlink() and os.readlink(link) == LIBRARY):
-            link.unlink(missing_ok=True)
-            link.symlink_to(LIBRARY)
+            with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:  # another build may be at it too
+                (Path(scratch) / name).symlink_to(LIBRARY)
+                os.replace(Path(scratch) / name, link)
 
 
 def _render_set_env(home: Path) -> str:
