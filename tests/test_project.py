@@ -49,6 +49,32 @@ def test_links_lead_somewhere(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
+def test_the_h200s_single_rows_are_those_of_the_results() -> None:
+    lines = [json.loads(line) for line in (ROOT / "benchmarks/results/h200.jsonl").read_text().splitlines()[1:]]
+    letters = {"layer_norm_backward": "LN", "group_norm_backward": "GN", "batch_norm_backward_reduce": "BN"}
+    results = {}
+    for line in lines:
+        shape = re.sub(r"rows|_groups\d+|x1(?=_pixels)", "", line["sample"].replace("_cols", "x"))
+        if line["dtype"] == "bfloat16":
+            results[f"{letters[line['op']]} {shape}"] = line
+    results["BN 65536x512"] = results["BN 65536x512_pixels"]  # rows without an image: both at once
+    above, seen = ["", ""], 0
+    for text in (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in text.split("|")[1:-1]]
+        if len(cells) != 8 or not re.fullmatch(r"[\d.]+", cells[1]):
+            continue
+        for side in (0, 1):
+            name, time, share, ratios = cells[4 * side : 4 * side + 4]
+            above[side] = f"{above[side]}_pixels" if name == "same, pixels" else name
+            result, seen = results[above[side]], seen + 1
+            shown = [time, *ratios.split(", "), *share.split()[:1]]
+            measured = [result[key] for key in ("ours_us", "ratio", "compile_ratio", "share")]
+            for number, value in zip(shown, measured):
+                digits = len(number.partition(".")[2])
+                assert float(number) == pytest.approx(value, abs=0.501 * 10**-digits), (above[side], shown, measured)
+    assert seen == 26
+
+
 def test_both_readmes_show_the_same_code() -> None:
     def blocks(page: str) -> list[str]:
         found = re.findall(r"```.*?```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)

@@ -36,6 +36,14 @@ class Pointer(NamedTuple):
     dtype: int
 
 
+def pointer_to(name: str, desc: TensorDesc, *packed: dict[str, int]) -> Pointer:
+    """Where a tensor is read or written: itself, or its copy in the workspace, if one of these has a place for it."""
+    for places in packed:
+        if name in places:
+            return Pointer(WORKSPACE, places[name], desc.dtype)
+    return Pointer(name, 0, desc.dtype)
+
+
 class Launch(NamedTuple):
     kernel: Any
     grid: tuple[int, ...]

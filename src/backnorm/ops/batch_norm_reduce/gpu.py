@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ...datatypes import F32
 from ...spec import Call
-from .._gpu import Launch, Pointer, copy_images, finish_sums, pack, unpack
+from .._gpu import Launch, Pointer, copy_images, finish_sums, pack, pointer_to, unpack
 from .._program import WORKSPACE
 from .gpu_tiling import Tiling
 
@@ -74,10 +74,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     shape = (call.input.shape[0], channels, tiling.image)
 
     def pointer(name: str) -> Pointer:
-        places = images.packed if name in images.packed else tiling.packed
-        if name in places:
-            return Pointer(WORKSPACE, places[name], values[name].dtype)
-        return Pointer(name, 0, values[name].dtype)
+        return pointer_to(name, values[name], images.packed, tiling.packed)
 
     steps: list[Launch] = []
     for name in images.packed:

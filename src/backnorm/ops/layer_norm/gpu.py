@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ...datatypes import F32
 from ...spec import Call
-from .._gpu import Launch, Pointer, finish_sums, pack, unpack
+from .._gpu import Launch, Pointer, finish_sums, pack, pointer_to, unpack
 from .._program import WORKSPACE
 from .._tiles import power_of_two
 from .gpu_tiling import PIECE, PIECE_WARPS, Tiling
@@ -130,10 +130,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     rows, cols, values = tiling.rows, tiling.cols, call.values
 
     def pointer(name: str) -> Pointer:
-        dtype = values[name].dtype
-        if name in tiling.packed:
-            return Pointer(WORKSPACE, tiling.packed[name], dtype)
-        return Pointer(name, 0, dtype)
+        return pointer_to(name, values[name], tiling.packed)
 
     steps: list[Launch] = []
     for name in ("gradOut", "input", "mean", "rstd", "weightOptional"):
