@@ -12,9 +12,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ...datatypes import F32
+from ...datatypes import F32, DataType
 from ...spec import Call
-from .._gpu import Launch, Pointer, copy_images, finish_sums, pack, pointer_to, unpack
+from .._exchange import both, pack, unpack, wait
+from .._gpu import Launch, Pointer, copy_images, exchange, finish_sums, pointer_to
+from .._gpu import pack as copy_in
+from .._gpu import unpack as copy_out
 from .._program import WORKSPACE
 from .._tiles import power_of_two
 from .gpu_tiling import Tiling
@@ -99,6 +102,11 @@ def _load(ptr, offsets, mask, EVEN: tl.constexpr):
 @triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
+
+
+@triton.jit
+def _add_fours(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit
@@ -288,6 +296,69 @@ def _group_twice(
     )  # fmt: skip
 
 
+@triton.jit
+def _shared(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, words_ptr, partials_ptr, count, lanes, groups, group_channels,
+    image, share, pieces, parts, dy_n, dy_c, x_n, x_c, dx_n, dx_c, HAS_W: tl.constexpr, SUMS: tl.constexpr,
+    DX: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """A part of every lanes-th group of planes. SUMS: the sums of its channels, and those of the part as a word; DX:
+    with the words of the group's other parts dx. Where there are both, dx is made a turn later, of what stayed in
+    registers. EVEN: parts cover the groups without a rest."""
+    LAGS: tl.constexpr = SUMS and DX
+    part, lane = tl.program_id(0) % parts, tl.program_id(0) // parts
+    lag = lanes if LAGS else 0
+    row, at = part // pieces * ROWS + tl.arange(0, ROWS), part % pieces * COLS + tl.arange(0, COLS)
+    here, every = row < group_channels, tl.arange(0, PARTS)
+    keep = tl.full([ROWS, COLS], 1, tl.int32) > 0 if EVEN else here[:, None] & (at < image)[None, :]
+    channels = groups * group_channels
+    dy_before = tl.zeros([ROWS, COLS], dy_ptr.dtype.element_ty)
+    x_before = tl.zeros([ROWS, COLS], x_ptr.dtype.element_ty)
+    mean_before, rstd_before, gamma_before = 0.0, 0.0, tl.zeros([ROWS], tl.float32)
+    for turn in tl.range(lane, count + lag, lanes, num_stages=STAGES):
+        group = tl.cast(turn, tl.int64)
+        done = group - lag
+        inside, finishes = group < count, done >= 0
+        n, channel = group // groups, group % groups * group_channels + row
+        dy = tl.load(dy_ptr + _offsets(n, dy_n, dy_c, channel, at, False), mask=both(keep, inside), other=0.0)
+        x = tl.load(x_ptr + _offsets(n, x_n, x_c, channel, at, False), mask=both(keep, inside), other=0.0)
+        mean = tl.load(mean_ptr + group, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + group, mask=inside, other=0.0).to(tl.float32)
+        gamma = tl.full([ROWS], 1.0, tl.float32)
+        if HAS_W:
+            gamma = _of_channels(gamma_ptr, channel, both(here, inside))
+        if SUMS:
+            f = dy.to(tl.float32)
+            x_hat = tl.where(keep, (x.to(tl.float32) - mean) * rstd, 0.0)
+            if HAS_W:
+                wdy = tl.where(keep, f * gamma[:, None], 0.0)
+                s1, s2, s3, s4 = tl.reduce((f, f * x_hat, wdy, wdy * x_hat), 1, _add_fours)
+            else:
+                s1, s2 = tl.reduce((f, f * x_hat), 1, _add_pairs)
+                s3, s4 = s1, s2
+            place = partials_ptr + (n * pieces + part % pieces) * 4 * channels + channel
+            tl.store(place, s1, mask=both(here, inside))
+            tl.store(place + channels, s2, mask=both(here, inside))
+            c1, c2 = tl.reduce((s3, s4), 0, _add_pairs)
+            tl.store(words_ptr + group * parts + part, pack(c1, c2), mask=inside)
+        if not LAGS:
+            dy_before, x_before, mean_before, rstd_before, gamma_before = dy, x, mean, rstd, gamma
+        if DX:
+            there = both(every < parts, finishes)
+            place = tl.where(there, done * parts + every, lane * parts + part)
+            a, b = unpack(wait(words_ptr, place, LAGS))
+            a, b = tl.reduce((tl.where(there, a, 0.0), tl.where(there, b, 0.0)), 0, _add_pairs)
+            wdy = dy_before.to(tl.float32) * gamma_before[:, None]
+            x_hat = (x_before.to(tl.float32) - mean_before) * rstd_before
+            dx = (rstd_before * (wdy - a * share - x_hat * (b * share))).to(dx_ptr.dtype.element_ty)
+            channel = done % groups * group_channels + row
+            place = dx_ptr + _offsets(done // groups, dx_n, dx_c, channel, at, False)
+            tl.store(place, dx, mask=both(keep, finishes))
+        if LAGS:
+            dy_before, x_before, mean_before, rstd_before, gamma_before = dy, x, mean, rstd, gamma
+
+
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
     images, channels, values = tiling.images, tiling.channels, call.values
     n, groups, width, hw = tiling.samples, tiling.groups, tiling.group_channels, tiling.image
@@ -302,7 +373,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             steps += copy_images(name, values[name], images, shape, True)
     for name in tiling.packed:
         if name not in writes:
-            steps += pack(name, values[name], tiling.packed[name])
+            steps += copy_in(name, values[name], tiling.packed[name])
     has_w, wants_dx = values["gamma"] is not None, "gradInput" in writes
     dy, x, mean, rstd = (pointer(name) for name in ("gradOut", "input", "mean", "rstd"))
     gamma, dx = pointer("gamma") if has_w else mean, pointer("gradInput") if wants_dx else x
@@ -318,25 +389,40 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
                 {"HAS_W": has_w, "WANTS_DX": wants_dx, "ROWS": rows, "COLS": cols}, tiling.num_warps,
             )
         )  # fmt: skip
+    elif tiling.parts:
+        words, parts = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.parts
+        numbers = (
+            *inputs, dx, words, partials, n * groups, tiling.lanes, groups, width, hw, share, tiling.splits, parts,
+            *in_steps, *out_steps,
+        )  # fmt: skip
+
+        def shared(SUMS: bool, DX: bool) -> Launch:
+            constants = {
+                "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "ROWS": rows, "COLS": cols, "PARTS": power_of_two(parts),
+                "EVEN": tiling.even, "STAGES": tiling.stages,
+            }  # fmt: skip
+            return Launch(_shared, (tiling.lanes * parts,), numbers, constants, tiling.num_warps)
+
+        apart = [shared(SUMS=True, DX=False), shared(SUMS=False, DX=True)]
+        steps += exchange(words, n * groups * parts, shared(SUMS=True, DX=True), apart)
     elif tiling.twice:
         constants = {"HAS_W": has_w, "ROWS": rows, "COLS": cols, "EVEN": tiling.even, "STAGES": tiling.stages}
         numbers = (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps)
         steps.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
     else:
         across = -(-channels // (cols if images.pixels else rows))
-        sizes = {
-            "HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols, "EVEN": tiling.even,
-            "TILES": tiling.tiles,
-        }  # fmt: skip
-        grid = (n * tiling.splits * across,)
+        sizes = {"HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols}
         numbers = (*inputs, partials, groups, width, hw, tiling.splits, *in_steps)
-        steps.append(Launch(_split_sums, grid, numbers, {**sizes, "STAGES": tiling.stages}, tiling.num_warps))
+        constants = {**sizes, "EVEN": tiling.even, "TILES": tiling.tiles, "STAGES": tiling.stages}
+        steps.append(Launch(_split_sums, (n * tiling.splits * across,), numbers, constants, tiling.num_warps))
         if wants_dx:
             summed = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
             numbers = (partials, group_sums, groups, width, share, tiling.splits)
             steps.append(Launch(_group_sums, (n * groups,), numbers, summed, 1))
-            numbers = (*inputs, dx, group_sums, groups, width, hw, tiling.splits, *in_steps, *out_steps)
-            steps.append(Launch(_split_dx, grid, numbers, sizes, tiling.num_warps))
+            numbers = (*inputs, dx, group_sums, groups, width, hw, tiling.dx_splits, *in_steps, *out_steps)
+            constants = {**sizes, "EVEN": tiling.dx_even, "TILES": tiling.dx_tiles}
+            grid = (n * tiling.dx_splits * across,)
+            steps.append(Launch(_split_dx, grid, numbers, constants, tiling.num_warps))
     if "gradInput" in images.packed:
         steps += copy_images("gradInput", values["gradInput"], images, shape, False)
     dgamma, dbeta = (pointer(name) if name in writes else None for name in ("gradGammaOut", "gradBetaOut"))
@@ -347,5 +433,5 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         )
     for name in writes:
         if name in tiling.packed:
-            steps += unpack(name, values[name], tiling.packed[name])
+            steps += copy_out(name, values[name], tiling.packed[name])
     return steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...datatypes import itemsize
+from ...datatypes import BF16, F16, F32, itemsize
 from ...spec import Call
 from .._images import Images, lay_out
 from .._tiles import gathered_bytes, power_of_two
@@ -22,7 +22,10 @@ STAGES = 3
 #: cache holds, before the next, was slower: 108 against 79 microseconds at 32 x 256 x 3136 in bfloat16.
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 #: Pixels: the same.
-PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES = 4096, 64, 8
+PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, 132
+#: Groups of planes that programs share and read once: elements of a part, programs, their warps, and parts at least.
+PART, SHARING, PART_WARPS = 8192, 132, 8
+FEWEST_PARTS: dict[int, int] = {F32: 1, F16: 1, BF16: 1}
 #: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
 PROGRAMS = 1056
 
@@ -40,22 +43,45 @@ class Tiling(NamedTuple):
     #: Channels (planes) or rows (pixels) of a tile, and its columns.
     tile_rows: int
     tile_cols: int
-    #: Whether tiles cover the images and channels without a rest.
+    #: Whether tiles cover the images and channels without a rest, and for dx.
     even: bool
-    #: Split groups: programs that share an image, tiles of each.
+    dx_even: bool
+    #: Programs that share a group and exchange their sums, and how many groups they have at a time.
+    parts: int
+    lanes: int
+    #: Split groups: programs that share an image, tiles of each, and for dx.
     splits: int
     tiles: int
+    dx_splits: int
+    dx_tiles: int
     num_warps: int
     stages: int
     #: Places in the workspace: sums [sample][split][4][channel], gathered ones, c1 and c2 [sample][group][2].
     partials: int
     gathered: int
     group_sums: int
+    words: int
     workspace_bytes: int
 
     @property
     def channels(self) -> int:
         return self.groups * self.group_channels
+
+
+def _part_of_group(channels: int, image: int) -> tuple[int, int]:
+    """Channels and columns of a part of a group: the fewest parts, then the longest runs."""
+    most = power_of_two(channels)
+    rows = [1 << i for i in range(most.bit_length())]
+    return min(
+        ((r, PART // r) for r in rows if PART // r >= 16),
+        key=lambda part: (-(-channels // part[0]) * -(-image // part[1]), part[0]),
+    )
+
+
+def _share(pieces: int, others: int, programs: int, most: int) -> tuple[int, int]:
+    """Tiles of a program and programs of an image of so many pieces, of which the call has as many as the others."""
+    splits = -(-pieces // max(1, min(most, others * pieces // programs)))
+    return -(-pieces // splits), splits
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -74,7 +100,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             packed[name] = parts.take(count * itemsize(desc.dtype))
     rows, cols = power_of_two(group_channels), max(16, power_of_two(hw))
     whole = not images.pixels and rows * cols <= LARGEST_WHOLE_GROUP
-    splits, tiles, num_warps = 1, 1, max(1, min(16, rows * cols // 512))
+    splits, tiles, dx_splits, dx_tiles, num_warps = 1, 1, 1, 1, max(1, min(16, rows * cols // 512))
     twice = (
         not whole
         and not images.pixels
@@ -83,29 +109,42 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         and 2 * group_channels * hw * itemsize(call.input.dtype) <= LARGEST_TWICE
         and rows <= TWICE_TILE // 16
     )
+    parts_of_group, lanes = 0, 0
+    if not whole and not images.pixels and "gradInput" in writes:
+        part_rows, part_cols = _part_of_group(group_channels, hw)
+        parts_of_group = -(-group_channels // part_rows) * -(-hw // part_cols)
+        if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[call.input.dtype]:
+            parts_of_group = 0
     stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
-    if twice:
+    if parts_of_group:
+        twice, num_warps, rows, cols, splits = False, PART_WARPS, part_rows, part_cols, -(-hw // part_cols)
+        lanes = min(n * groups, SHARING // parts_of_group)
+    elif twice:
         cols, num_warps = min(cols, TWICE_TILE // rows), TWICE_WARPS
     elif not whole:
         num_warps = 4
         if images.pixels:
             cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
             rows = PIXEL_TILE // cols
-            length, most_tiles = rows, MOST_PIXEL_TILES
+            length, most_tiles, wanted = rows, MOST_PIXEL_TILES, PIXEL_PROGRAMS
         else:
             cols = min(LONGEST_RUN, cols)
             rows = min(power_of_two(channels), TILE // cols)
-            length, most_tiles = cols, MOST_TILES
+            length, most_tiles, wanted = cols, MOST_TILES, PROGRAMS
         # As many programs as a GPU's multiprocessors want, with as many tiles as that leaves each.
         across, pieces = -(-channels // (cols if images.pixels else rows)), -(-hw // length)
-        splits = -(-pieces // max(1, min(most_tiles, n * across * pieces // PROGRAMS)))
-        tiles = -(-pieces // splits)
+        tiles, splits = _share(pieces, n * across, wanted, most_tiles)
+        dx_tiles, dx_splits = _share(pieces, n * across, PROGRAMS, MOST_TILES)
     length, width = (rows, cols) if images.pixels else (cols, rows)
-    even = hw % (length * tiles) == 0 and (group_channels if twice else channels) % width == 0
+    fits = (group_channels if twice else channels) % width == 0
+    even, dx_even = fits and hw % (length * tiles) == 0, fits and hw % (length * dx_tiles) == 0
+    if parts_of_group:
+        even = hw % length == 0 and group_channels % width == 0
     partials = parts.take(n * splits * 4 * channels * 4)
     gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
     group_sums = parts.take(n * groups * 2 * 4)
+    words = parts.take(n * groups * parts_of_group * 8)
     return Tiling(
-        n, groups, group_channels, hw, images, packed, whole, twice, rows, cols, even, splits, tiles,
-        num_warps, stages, partials, gathered, group_sums, parts.bytes,
+        n, groups, group_channels, hw, images, packed, whole, twice, rows, cols, even, dx_even, parts_of_group,
+        lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums, words, parts.bytes,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """LayerNorm backward on a GPU.
 
 Rows that fit one program's registers are read once: programs share the rows, keep the column sums in registers, and
-write one partial each. Wider rows are read twice: a chunk of columns of some rows for the sums, then for dx.
+write one partial each. So are wider rows, which programs share too: each has a chunk of columns.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ...datatypes import F32
+from ...datatypes import F32, DataType
 from ...spec import Call
-from .._gpu import Launch, Pointer, finish_sums, pack, pointer_to, unpack
+from .._exchange import add_pairs, both, pack, unpack, wait
+from .._gpu import Launch, Pointer, exchange, finish_sums, pointer_to
+from .._gpu import pack as copy_in
+from .._gpu import unpack as copy_out
 from .._program import WORKSPACE
 from .._tiles import power_of_two
-from .gpu_tiling import PIECE, PIECE_WARPS, Tiling
+from .gpu_tiling import Tiling
 
 
 @triton.jit
@@ -67,63 +70,58 @@ def _rows(
 
 
 @triton.jit
-def _wide_sums(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, sums_ptr, partials_ptr, rows, cols, dy_step, x_step, groups, chunks,
-    HAS_W: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+def _wide(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, words_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
+    groups, chunks, HAS_W: tl.constexpr, SUMS: tl.constexpr, DX: tl.constexpr, COLUMNS: tl.constexpr,
+    COLS: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of columns of every groups-th tile of rows: sums of wdy and wdy * x_hat of each row, of dy * x_hat and dy
-    of each column."""
-    chunk, group = tl.program_id(0), tl.program_id(1)
-    col = chunk * COLS + tl.arange(0, COLS)
-    keep = col < cols
+    """A chunk of columns of every groups-th row. SUMS: its sums of wdy and wdy * x_hat, as a word; DX: with the words
+    of the row's other chunks dx; COLUMNS: the sums of dy * x_hat and dy of each column. Where there are SUMS and DX, dx
+    is made a turn later, of what stayed in registers. EVEN: chunks cover the columns without a rest."""
+    LAGS: tl.constexpr = SUMS and DX
+    chunk, group = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    lag = groups if LAGS else 0
+    col, every = chunk * COLS + tl.arange(0, COLS), tl.arange(0, CHUNKS)
+    keep = tl.full([COLS], 1, tl.int32) > 0 if EVEN else col < cols
     w = tl.full([COLS], 1.0, tl.float32)
     if HAS_W:
         w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
-    dw, db = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    for tile in tl.range(group, tl.cdiv(rows, ROWS), groups, num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = row < rows
-        mask = inside[:, None] & keep[None, :]
-        dy = tl.load(dy_ptr + row[:, None] * dy_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row[:, None] * x_step + col[None, :], mask=mask, other=0.0).to(tl.float32)
+    dw, db = tl.zeros([COLS], tl.float32), tl.zeros([COLS], tl.float32)
+    dy_before, x_before = tl.zeros([COLS], dy_ptr.dtype.element_ty), tl.zeros([COLS], x_ptr.dtype.element_ty)
+    mean_before, rstd_before = 0.0, 0.0
+    for turn in tl.range(group, rows + lag, groups, num_stages=STAGES):
+        row = tl.cast(turn, tl.int64)
+        done = row - lag
+        inside, finishes = row < rows, done >= 0
+        dy = tl.load(dy_ptr + row * dy_step + col, mask=both(keep, inside), other=0.0)
+        x = tl.load(x_ptr + row * x_step + col, mask=both(keep, inside), other=0.0)
         mean = tl.load(mean_ptr + row, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0).to(tl.float32)
-        x_hat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
-        wdy = dy * w[None, :]
-        place = sums_ptr + row * 2 * chunks + chunk
-        tl.store(place, tl.sum(wdy, axis=1), mask=inside)
-        tl.store(place + chunks, tl.sum(wdy * x_hat, axis=1), mask=inside)
+        if SUMS:
+            wdy = dy.to(tl.float32) * w
+            x_hat = tl.where(keep, (x.to(tl.float32) - mean) * rstd, 0.0)
+            s1, s2 = tl.reduce((wdy, wdy * x_hat), 0, add_pairs)
+            tl.store(words_ptr + row * chunks + chunk, pack(s1, s2), mask=inside)
+        if not LAGS:
+            dy_before, x_before, mean_before, rstd_before = dy, x, mean, rstd
+        g = dy_before.to(tl.float32)
+        h = tl.where(keep, (x_before.to(tl.float32) - mean_before) * rstd_before, 0.0)
+        if DX:
+            there = both(every < chunks, finishes)
+            place = tl.where(there, done * chunks + every, group * chunks + chunk)
+            a, b = unpack(wait(words_ptr, place, LAGS))
+            a, b = tl.reduce((tl.where(there, a, 0.0), tl.where(there, b, 0.0)), 0, add_pairs)
+            dx = rstd_before * (g * w - a / cols - h * (b / cols))
+            tl.store(dx_ptr + done * dx_step + col, dx.to(dx_ptr.dtype.element_ty), mask=both(keep, finishes))
         if COLUMNS:
-            dw += dy * x_hat
-            db += dy
+            dw += g * h
+            db += g
+        if LAGS:
+            dy_before, x_before, mean_before, rstd_before = dy, x, mean, rstd
     if COLUMNS:
         place = partials_ptr + group.to(tl.int64) * 2 * cols + col
-        tl.store(place, tl.sum(dw, axis=0), mask=keep)
-        tl.store(place + cols, tl.sum(db, axis=0), mask=keep)
-
-
-@triton.jit
-def _wide_dx(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, sums_ptr, cols, dy_step, x_step, dx_step, chunks, pieces,
-    HAS_W: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """A piece of a row. Those that were summed last come first: the L2 cache still has them."""
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    row = (program // pieces).to(tl.int64)
-    chunk = tl.arange(0, CHUNKS)
-    place = sums_ptr + row * 2 * chunks + chunk
-    c1 = tl.sum(tl.load(place, mask=chunk < chunks, other=0.0)) / cols
-    c2 = tl.sum(tl.load(place + chunks, mask=chunk < chunks, other=0.0)) / cols
-    mean, rstd = tl.load(mean_ptr + row).to(tl.float32), tl.load(rstd_ptr + row).to(tl.float32)
-    col = program % pieces * COLS + tl.arange(0, COLS)
-    keep = col < cols
-    wdy = tl.load(dy_ptr + row * dy_step + col, mask=keep, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    if HAS_W:
-        wdy *= tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + row * x_step + col, mask=keep, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    dx = rstd * (wdy - c1 - (x - mean) * rstd * c2)
-    place = dx_ptr + row * dx_step + col
-    tl.store(place, dx.to(dx_ptr.dtype.element_ty), mask=keep, eviction_policy="evict_first")
+        tl.store(place, dw, mask=keep)
+        tl.store(place + cols, db, mask=keep)
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -135,13 +133,13 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     steps: list[Launch] = []
     for name in ("gradOut", "input", "mean", "rstd", "weightOptional"):
         if name in tiling.packed:
-            steps += pack(name, values[name], tiling.packed[name])
+            steps += copy_in(name, values[name], tiling.packed[name])
     has_w, wants_dx = values["weightOptional"] is not None, "gradInputOut" in writes
     dy, x, mean, rstd = (pointer(name) for name in ("gradOut", "input", "mean", "rstd"))
     w = pointer("weightOptional") if has_w else mean
     dx = pointer("gradInputOut") if wants_dx else x
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
-    partials, row_sums = Pointer(WORKSPACE, tiling.partials, F32), Pointer(WORKSPACE, tiling.row_sums, F32)
+    partials = Pointer(WORKSPACE, tiling.partials, F32)
     inputs, dy_step, x_step, dx_step = (dy, x, mean, rstd, w), *tiling.steps
     if not tiling.wide:
         constants: dict[str, Any] = {
@@ -152,22 +150,26 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
         steps.append(Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps))
     else:
-        constants = {
-            "HAS_W": has_w, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows, "COLS": tiling.tile_cols,
-            "STAGES": tiling.num_stages,
-        }  # fmt: skip
-        pieces = -(-cols // PIECE)
-        arguments = (*inputs, row_sums, partials, rows, cols, dy_step, x_step, tiling.programs, tiling.chunks)
-        steps.append(Launch(_wide_sums, (tiling.chunks, tiling.programs), arguments, constants, tiling.num_warps))
+        words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
+        arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)
+
+        def wide(SUMS: bool = False, DX: bool = False, COLUMNS: bool = False) -> Launch:
+            constants = {
+                "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "COLUMNS": COLUMNS, "COLS": tiling.tile_cols,
+                "CHUNKS": power_of_two(chunks), "EVEN": cols % tiling.tile_cols == 0, "STAGES": tiling.num_stages,
+            }  # fmt: skip
+            return Launch(_wide, (tiling.programs * chunks,), arguments, constants, tiling.num_warps)
+
         if wants_dx:
-            constants = {"HAS_W": has_w, "CHUNKS": power_of_two(tiling.chunks), "COLS": PIECE}
-            arguments = (*inputs, dx, row_sums, cols, dy_step, x_step, dx_step, tiling.chunks, pieces)
-            steps.append(Launch(_wide_dx, (rows * pieces,), arguments, constants, PIECE_WARPS))
+            together, apart = wide(True, True, bool(columns)), [wide(SUMS=True), wide(DX=True, COLUMNS=bool(columns))]
+            steps += exchange(words, rows * chunks, together, apart)
+        else:
+            steps.append(wide(COLUMNS=True))
     if columns:
         dw, db = (pointer(name) if name in writes else None for name in ("gradWeightOut", "gradBiasOut"))
         gathered = Pointer(WORKSPACE, tiling.gathered, F32)
         steps += finish_sums(partials, gathered, tiling.programs, 2 * cols, cols, cols, dw, None, db)
     for name in writes:
         if name in tiling.packed:
-            steps += unpack(name, values[name], tiling.packed[name])
+            steps += copy_out(name, values[name], tiling.packed[name])
     return steps

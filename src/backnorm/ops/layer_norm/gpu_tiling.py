@@ -18,11 +18,10 @@ TILE = 4096
 #: Programs that share the rows: two for each of an H200's 132 multiprocessors, one where a row fills it (204 against
 #: 219 microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 264, 132, 8192
-#: Columns of a wide row that a program sums, how many programs share the sums, and their warps: 173 microseconds at
-#: 4096 x 16384 in bfloat16, 190 with half the programs, 178 with 4096 columns.
-CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 2048, 528, 4
-#: Columns of a wide row's dx that a program makes, and its warps.
-PIECE, PIECE_WARPS = 4096, 4
+#: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each of
+#: 132 multiprocessors, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
+#: the columns, 126 with half the columns and two programs a multiprocessor.
+CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 8192, 132, 8
 
 
 class Tiling(NamedTuple):
@@ -40,11 +39,11 @@ class Tiling(NamedTuple):
     chunks: int
     num_warps: int
     num_stages: int
-    #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, row sums
-    #: [row][2][chunk].
+    #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
+    #: [row][chunk].
     partials: int
     gathered: int
-    row_sums: int
+    words: int
     workspace_bytes: int
 
 
@@ -77,8 +76,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         chunks = 0
     partials = parts.take(programs * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
-    row_sums = parts.take(rows * 2 * chunks * 4)
+    words = parts.take(rows * chunks * 8)
     return Tiling(
         rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks,
-        num_warps, num_stages, partials, gathered, row_sums, parts.bytes,
+        num_warps, num_stages, partials, gathered, words, parts.bytes,
     )  # fmt: skip
