@@ -18,15 +18,15 @@ pytest.importorskip("triton")
 
 # ruff: noqa: E402 (Triton must see the environment)
 import backnorm
-from backnorm import backends
+from backnorm import backends, functional
 from backnorm.accuracy import excess
 from backnorm.arrays import describe
-from backnorm.ops import OPS, _gpu
+from backnorm.ops import OPS, _launch
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import gpu_tiling as gn_tiling
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import reference as ln
-from backnorm.plan import make_plan
+from backnorm.plan import _make_plan, make_plan
 from backnorm.spec import ARRAYS
 from backnorm.status import AclnnError
 
@@ -116,8 +116,28 @@ def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: st
 def test_groups_that_one_program_reads_twice(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"LARGEST_WHOLE_GROUP": 0, "FEWEST_TWICE": 1, "TWICE_TILE": 256}.items():
+    for name, value in {"LARGEST_WHOLE_GROUP": 0, "SHARING": 0, "FEWEST_TWICE": 1, "TWICE_TILE": 256}.items():
         monkeypatch.setattr(gn_tiling, name, value)
+    _group_norm(n, c, hw, group, False, DTYPES[dtype])
+    _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
+
+
+SHARED = [(3, 8, 64, 2), (5, 12, 144, 4), (2, 6, 16, 3), (1, 5, 704, 1), (7, 3, 336, 1), (2, 32, 3136, 4)]
+
+
+def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
+    """Parts of 256 elements for small images."""
+    fewest = dict.fromkeys(gn_tiling.FEWEST_PARTS, 1)
+    for name, value in {"LARGEST_WHOLE_GROUP": 0, "PART": 256 if hw < 3000 else 8192, "FEWEST_PARTS": fewest}.items():
+        monkeypatch.setattr(gn_tiling, name, value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), SHARED)
+def test_groups_that_some_programs_share(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _share_small_groups(monkeypatch, hw)
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
@@ -186,7 +206,7 @@ def test_views_of_all_kinds(dtype: str) -> None:
 @pytest.mark.skipif(ON_GPU, reason="the interpreter is off where there is a GPU")
 def test_the_interpreter_refuses_memory_it_cannot_reach() -> None:
     with pytest.raises(AclnnError, match=r"must be off for tensors on a GPU; got cuda:0"):
-        _gpu.prepare([], (), "cuda:0")
+        _launch.prepare([], (), "cuda:0")
 
 
 # --- through the array functions, on a GPU ---
@@ -206,6 +226,12 @@ def _layer_norm_call(rows: int, cols: int) -> tuple[Any, ...]:
 
 CALLS = {
     "layer_norm_backward": lambda: _layer_norm_call(3001, 700),
+    "layer_norm_backward of wide rows": lambda: _layer_norm_call(301, 20000),
+    "group_norm_backward of shared groups": lambda: (
+        _random((6, 32, 9216), torch.float32, 1), _random((6, 32, 9216), torch.float32, 2),
+        _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
+        9216, 4,
+    ),
     "group_norm_backward": lambda: (
         _random((6, 32, 900), torch.float16, 1), _random((6, 32, 900), torch.float16, 2),
         _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
@@ -226,7 +252,7 @@ def _bits(results: tuple[Any, ...]) -> list[bytes]:
 @on_gpu
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits_run_to_run_on_any_stream_and_in_a_graph(name: str) -> None:
-    call, arguments = getattr(backnorm, name), CALLS[name]()
+    call, arguments = getattr(backnorm, name.partition(" ")[0]), CALLS[name]()
     expected = _bits(call(*arguments))
     assert _bits(call(*arguments)) == expected
     stream = torch.cuda.Stream()
@@ -243,6 +269,43 @@ def test_the_same_bits_run_to_run_on_any_stream_and_in_a_graph(name: str) -> Non
     graph.replay()
     torch.cuda.synchronize()
     assert _bits(captured) == expected
+
+
+@on_gpu
+@pytest.mark.parametrize("name", [name for name in CALLS if " of " in name])
+def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[bytes]:
+        _make_plan.cache_clear()
+        functional._known.clear()
+        functional.kind_of_call.cache_clear()
+        return _bits(getattr(backnorm, name.partition(" ")[0])(*CALLS[name]()))
+
+    together = run()
+    launched: list[Any] = []
+    fitting = _launch._fitting
+
+    def one_by_one(launches: Any, programs: int) -> Any:
+        launched.extend(launch for launch in launches if launch.apart)
+        return fitting(launches, 1)
+
+    monkeypatch.setattr(_launch, "_fitting", one_by_one)
+    assert run() == together
+    assert launched
+
+
+@on_gpu
+def test_programs_that_wait_for_each_other_on_many_streams() -> None:
+    calls = [_layer_norm_call(300 + i, 40000) for i in range(8)]
+    alone = [_bits(backnorm.layer_norm_backward(*call)) for call in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    for _ in range(10):
+        results = []
+        for call, stream in zip(calls, streams):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results.append(backnorm.layer_norm_backward(*call))
+        torch.cuda.synchronize()
+        assert [_bits(result) for result in results] == alone
 
 
 @on_gpu

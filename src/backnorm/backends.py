@@ -60,7 +60,7 @@ class _Cuda:
 
     def prepare(self, plan: Plan) -> Runner:
         try:
-            from .ops import _gpu
+            from .ops import _gpu, _launch
         except ImportError as error:
             raise AclnnError(
                 Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
@@ -72,7 +72,7 @@ class _Cuda:
         else:
             gpu = import_module(f"{self._folder}.gpu", __package__)
             launches = gpu.launches(plan.tiling, plan.call, plan.writes)
-        return _gpu.prepare(launches, plan.tensors, plan.call.values[plan.tensors[0]].device)
+        return _launch.prepare(launches, plan.tensors, plan.call.values[plan.tensors[0]].device)
 
 
 #: By the type of a device.

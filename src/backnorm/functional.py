@@ -226,9 +226,12 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
         addresses = [0]
     if 0 in addresses:  # no memory, which the long way tells
         return _run_anew(op, arguments, out, product)[1]
-    workspace, keep = _workspace(plan.workspace_bytes, plan.call.input.device, input)
-    plan.execute(workspace, addresses)
-    del keep  # on a GPU the work is only queued: its memory may be used again by what is queued after it
+    if input.is_cuda:
+        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, input.device)
+        plan.execute(workspace, addresses, stream)
+        del keep
+    else:
+        plan.execute(scratch.take(plan.workspace_bytes), addresses)
     return tuple([result if o is not None else None for result, o in zip(results, known.outputs)])
 
 
@@ -274,9 +277,13 @@ def _run_anew(
     for param, result in zip(op.outputs, results):
         if result is not None:
             places[param.name] = result
-    workspace, keep = _workspace(plan.workspace_bytes, places["input"].desc.device, places["input"].memory)
-    plan.execute(workspace, [places[name].address for name in plan.tensors])
-    del keep
+    addresses = [places[name].address for name in plan.tensors]
+    if places["input"].desc.device == "cpu":
+        plan.execute(scratch.take(plan.workspace_bytes), addresses)
+    else:
+        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, places["input"].memory.device)
+        plan.execute(workspace, addresses, stream)
+        del keep
     if give_back is None:
         return plan, tuple([None if array is None else array.owner for array in results])
     return plan, tuple([None if array is None else give_back(array) for array in results])
@@ -289,14 +296,6 @@ def _input_table(op_name: str) -> tuple[tuple[str, str, Callable[[str, Any], Any
         (param.name, param.array_name, _CONVERT.get(param.kind), f"{op_name}: {param.array_name}")
         for param in OPS[op_name].inputs
     )
-
-
-def _workspace(size: int, device: str, like: Any) -> tuple[int, Any]:
-    """Scratch memory on the device of an array, and what keeps it: this thread's own, or from torch's allocator."""
-    if device == "cpu":
-        return scratch.take(size), None
-    memory = sys.modules["torch"].empty(size, dtype=sys.modules["torch"].uint8, device=like.device)
-    return memory.data_ptr(), memory
 
 
 class _Scratch(threading.local):
@@ -317,6 +316,36 @@ class _Scratch(threading.local):
 
 
 scratch = _Scratch()
+
+
+class _GpuScratch(threading.local):
+    """Each thread's workspace on each of a GPU's streams. What a stream does comes one after the other, and what two
+    threads queue there may come mixed."""
+
+    #: More than this is not kept; the calls that need it are long.
+    LARGEST_KEPT = 16 << 20
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], tuple[int, int, Any]] = {}
+
+    def take(self, size: int, device: Any) -> tuple[int, int, Any]:
+        """The address of that many bytes, good for what is queued now, PyTorch's current stream, and what keeps the
+        memory until it is queued."""
+        torch: Any = sys.modules["torch"]
+        index = device.index or 0
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        kept = self._kept.get((index, stream))
+        # A graph being captured must have memory of its own: it runs later, beside calls that are made then.
+        if kept is not None and kept[0] >= size and not torch._C._cuda_isCurrentStreamCapturing():
+            return kept[1], stream, None
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        address = memory.data_ptr()
+        if size <= self.LARGEST_KEPT and not torch._C._cuda_isCurrentStreamCapturing():
+            self._kept[index, stream] = (size, address, memory)
+        return address, stream, memory
+
+
+gpu_scratch = _GpuScratch()
 
 
 def _returner(input: Any) -> Callable[[Array], Any] | None:

@@ -1,160 +1,21 @@
-"""What more than one GPU operator uses: launches over addresses, the second stage of every sum, copies of views.
-
-A launch names a kernel, its grid, its constants and its arguments; addresses in them are places, known when it runs.
-Kernels are compiled once for a plan, by whether all addresses are multiples of 16, and then launched directly.
-"""
+"""GPU kernels of more than one operator: the last stage of every sum, copies of views, zeros, empty words."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 
-from ..datatypes import BF16, F16, F32, DataType, itemsize
+from ..datatypes import itemsize
 from ..spec import TensorDesc, contiguous_strides
-from ..status import AclnnError, Status
 from ._images import Images, layout_strides
+from ._launch import Launch, Pointer
 from ._program import WORKSPACE
 from ._tiles import MOST_PARTIALS, PARTS, power_of_two
 from ._views import image_strides, joined_axes
-
-TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, DataType.INT64: torch.int64}
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-class Pointer(NamedTuple):
-    """Bytes from the start of a tensor or of the workspace, and the type of what lies there."""
-
-    name: str
-    offset: int
-    dtype: int
-
-
-def pointer_to(name: str, desc: TensorDesc, *packed: dict[str, int]) -> Pointer:
-    """Where a tensor is read or written: itself, or its copy in the workspace, if one of these has a place for it."""
-    for places in packed:
-        if name in places:
-            return Pointer(WORKSPACE, places[name], desc.dtype)
-    return Pointer(name, 0, desc.dtype)
-
-
-class Launch(NamedTuple):
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    num_warps: int = 4
-    num_stages: int = 3
-    #: All its programs must run at a time; what is launched instead where they cannot.
-    apart: tuple[Launch, ...] | None = None
-
-
-class _Somewhere:
-    """Stands for a pointer while a kernel is compiled."""
-
-    def __init__(self, dtype: Any, address: int) -> None:
-        self.dtype, self._address = dtype, address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-class _Compiled:
-    """A launch, ready for addresses."""
-
-    def __init__(self, launch: Launch, slots: dict[str, int], aligned: bool) -> None:
-        mocks = [
-            _Somewhere(TORCH[a.dtype], 0 if aligned else itemsize(a.dtype)) if isinstance(a, Pointer) else a
-            for a in launch.arguments
-        ]
-        options = {
-            "num_warps": launch.num_warps, "num_stages": launch.num_stages,
-            "launch_cooperative_grid": launch.apart is not None,
-        }  # fmt: skip
-        self._kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
-        self._kernel._init_handles()
-        self._grid = (*launch.grid, 1, 1)[:3]
-        self._arguments: list[Any] = [None if isinstance(a, Pointer) else a for a in launch.arguments]
-        self._places = [(i, slots[a.name], a.offset) for i, a in enumerate(launch.arguments) if isinstance(a, Pointer)]
-        self._constants = tuple(launch.constants.values())
-
-    def __call__(self, pointers: Sequence[int], stream: int) -> None:
-        arguments = self._arguments[:]
-        for i, slot, offset in self._places:
-            arguments[i] = pointers[slot] + offset
-        kernel = self._kernel
-        kernel.run(
-            *self._grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments,
-            *self._constants,
-        )  # fmt: skip
-
-
-def prepare(
-    launches: Sequence[Launch], names: Sequence[str], device: str
-) -> Callable[[Sequence[int], int | None], None]:
-    """A function of the addresses of the workspace and the tensors that queues the launches on a stream, or (None) on
-    the current one."""
-    slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
-    if _INTERPRETED:
-        if device != "cpu":  # its memory is out of the interpreter's reach
-            raise AclnnError(
-                Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
-                "device",
-                f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
-            )
-        one_by_one = _fitting(launches, 1)
-        return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
-    index = torch.device(device).index or 0
-    launches = _fitting(launches, torch.cuda.get_device_properties(index).multi_processor_count)
-    compiled: dict[bool, list[_Compiled]] = {}
-
-    def run(pointers: Sequence[int], stream: int | None) -> None:
-        aligned = all(pointer % 16 == 0 for pointer in pointers)
-        if torch.cuda.current_device() != index:
-            with torch.cuda.device(index):
-                return run(pointers, stream)
-        try:
-            if aligned not in compiled:
-                compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
-            queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
-            for launch in compiled[aligned]:
-                launch(pointers, queue)
-        except Exception as error:
-            raise AclnnError(
-                Status.ACLNN_ERR_INNER, "executor", f"a kernel could not be launched on {device}: {error}"
-            ) from error
-        return None
-
-    return run
-
-
-def _fitting(launches: Sequence[Launch], programs: int) -> list[Launch]:
-    """Those of the launches, or of what stands in for them, that need no more programs than that at a time."""
-    chosen: list[Launch] = []
-    for launch in launches:
-        chosen += launch.apart if launch.apart is not None and launch.grid[0] > programs else [launch]
-    return chosen
-
-
-def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequence[int]) -> None:
-    """Under TRITON_INTERPRET=1: the kernels step by step on the CPU's memory."""
-    import ctypes
-
-    def tensor(place: Pointer) -> Any:
-        size = itemsize(place.dtype)
-        memory = (ctypes.c_byte * size).from_address(pointers[slots[place.name]] + place.offset)
-        return torch.frombuffer(memory, dtype=TORCH[place.dtype], count=1)
-
-    with np.errstate(all="ignore"):  # a GPU does in silence what NumPy warns of
-        for launch in launches:
-            arguments = [tensor(a) if isinstance(a, Pointer) else a for a in launch.arguments]
-            launch.kernel[launch.grid](*arguments, **launch.constants)
 
 
 @triton.jit
@@ -230,7 +91,7 @@ def finish_sums(
         partials, count = gathered, -(-count // per)
     # Few columns are spread over many programs; more where a program would have little to add.
     rows = min(FINISH_ROWS, power_of_two(count * inner))
-    width = FINISH_COLS if cols < 8192 else max(32, 2048 // rows)
+    width, warps = (FINISH_COLS, FINISH_WARPS) if cols < 8192 else (max(32, 2048 // rows), 4)
     outputs = [pointer or partials for pointer in (a, a_too, b, b_scaled, factors)]
     flags = {"A": a is not None, "A_TOO": a_too is not None, "B": b is not None, "B_SCALED": b_scaled is not None}
     return [
@@ -240,7 +101,7 @@ def finish_sums(
             (-(-cols // width),),
             (partials, *outputs, count * inner, step, apart, inner, inner_step, col_step, cols),
             {**flags, "ROWS": rows, "COLS": width},
-            num_warps=FINISH_WARPS,
+            num_warps=warps,
         ),
     ]
 

@@ -15,7 +15,7 @@ import torch
 
 from ..arrays import torch_desc
 from ..datatypes import NUMPY
-from ..functional import kind_of_call, scratch
+from ..functional import gpu_scratch, kind_of_call, scratch
 from ..ops import OPS
 from ..plan import Plan
 from ..spec import INVALID
@@ -93,9 +93,9 @@ def run(op_name: str, tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...])
     if device.type == "cpu":
         plan.execute(scratch.take(plan.workspace_bytes), addresses)
     else:
-        # Work on a GPU is only queued: what is queued after it may use this memory again.
-        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
-        plan.execute(workspace.data_ptr(), addresses)
+        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, device)
+        plan.execute(workspace, addresses, stream)
+        del keep
     return tuple(results)
 
 

@@ -7,7 +7,8 @@ import triton.language as tl
 
 from ...datatypes import F32
 from ...spec import Call
-from .._gpu import Launch, Pointer, copy_images, finish_sums, pack, pointer_to, unpack
+from .._gpu import copy_images, finish_sums, pack, unpack
+from .._launch import Launch, Pointer, pointer_to
 from .._program import WORKSPACE
 from .gpu_tiling import Tiling
 

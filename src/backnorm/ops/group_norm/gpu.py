@@ -15,9 +15,10 @@ import triton.language as tl
 from ...datatypes import F32, DataType
 from ...spec import Call
 from .._exchange import both, pack, unpack, wait
-from .._gpu import Launch, Pointer, copy_images, exchange, finish_sums, pointer_to
+from .._gpu import copy_images, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
+from .._launch import Launch, Pointer, pointer_to
 from .._program import WORKSPACE
 from .._tiles import power_of_two
 from .gpu_tiling import Tiling

@@ -13,9 +13,10 @@ from .._views import Parts, row_step
 #: Elements of a group (of planes, padded to powers of two) that stay in one program's registers.
 LARGEST_WHOLE_GROUP = 8192
 #: Groups of planes that one program reads twice, the second time from the caches: how many there must be, bytes of one
-#: of both inputs at most, elements of a tile, and warps. 58 microseconds at 32 x 256 x 3136 in bfloat16, against 77 in
-#: launches of their own; programs that keep a tile each and wait for each other's sums took 112.
-FEWEST_TWICE, LARGEST_TWICE, TWICE_TILE, TWICE_WARPS = 200, 1 << 19, 4096, 8
+#: of both inputs at most, elements of a tile (twice as many where that makes runs of this length), and warps. 58
+#: microseconds at 32 x 256 x 3136 in bfloat16, against 77 in launches of their own and 82 by programs that share a
+#: group; 39 at 8 x 512 x 4096, 43 with runs of half the length.
+FEWEST_TWICE, LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 200, 1 << 19, 4096, 512, 8
 #: Loads under way, where rows begin on 16 bytes.
 STAGES = 3
 #: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
@@ -23,9 +24,11 @@ STAGES = 3
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 #: Pixels: the same.
 PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, 132
-#: Groups of planes that programs share and read once: elements of a part, programs, their warps, and parts at least.
+#: Groups of planes that programs share and read once: elements of a part, programs (one for each of 132
+#: multiprocessors), their warps, and parts of a group at least. A step takes 2 microseconds however little it moves, so
+#: small groups in 16 bits are better read twice.
 PART, SHARING, PART_WARPS = 8192, 132, 8
-FEWEST_PARTS: dict[int, int] = {F32: 1, F16: 1, BF16: 1}
+FEWEST_PARTS: dict[int, int] = {F32: 4, F16: 16, BF16: 16}
 #: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
 PROGRAMS = 1056
 
@@ -109,18 +112,18 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         and 2 * group_channels * hw * itemsize(call.input.dtype) <= LARGEST_TWICE
         and rows <= TWICE_TILE // 16
     )
+    stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
     parts_of_group, lanes = 0, 0
-    if not whole and not images.pixels and "gradInput" in writes:
+    if stages > 1 and not whole and not images.pixels and "gradInput" in writes:
         part_rows, part_cols = _part_of_group(group_channels, hw)
         parts_of_group = -(-group_channels // part_rows) * -(-hw // part_cols)
         if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[call.input.dtype]:
             parts_of_group = 0
-    stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
     if parts_of_group:
         twice, num_warps, rows, cols, splits = False, PART_WARPS, part_rows, part_cols, -(-hw // part_cols)
         lanes = min(n * groups, SHARING // parts_of_group)
     elif twice:
-        cols, num_warps = min(cols, TWICE_TILE // rows), TWICE_WARPS
+        cols, num_warps = min(cols, max(TWICE_TILE, min(2 * TWICE_TILE, TWICE_RUN * rows)) // rows), TWICE_WARPS
     elif not whole:
         num_warps = 4
         if images.pixels:
@@ -145,6 +148,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     group_sums = parts.take(n * groups * 2 * 4)
     words = parts.take(n * groups * parts_of_group * 8)
     return Tiling(
-        n, groups, group_channels, hw, images, packed, whole, twice, rows, cols, even, dx_even, parts_of_group,
-        lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums, words, parts.bytes,
+        n, groups, group_channels, hw, images, packed, whole, twice, rows, cols, even, dx_even, parts_of_group, lanes,
+        splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums, words, parts.bytes,
     )  # fmt: skip

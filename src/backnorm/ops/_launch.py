@@ -1,0 +1,193 @@
+"""Triton kernels, compiled once for a plan and launched on addresses.
+
+A launch names a kernel, its grid, its constants and its arguments; addresses in them are places, known when it runs.
+Kernels are compiled by whether all addresses are multiples of 16, and launched through the driver itself: a launcher of
+Triton's takes 10 microseconds of Python's time, a call of the driver 4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..datatypes import BF16, F16, F32, DataType, itemsize
+from ..spec import TensorDesc
+from ..status import AclnnError, Status
+from ._program import WORKSPACE
+
+TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, DataType.INT64: torch.int64}
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Pointer(NamedTuple):
+    """Bytes from the start of a tensor or of the workspace, and the type of what lies there."""
+
+    name: str
+    offset: int
+    dtype: int
+
+
+def pointer_to(name: str, desc: TensorDesc, *packed: dict[str, int]) -> Pointer:
+    """Where a tensor is read or written: itself, or its copy in the workspace, if one of these has a place for it."""
+    for places in packed:
+        if name in places:
+            return Pointer(WORKSPACE, places[name], desc.dtype)
+    return Pointer(name, 0, desc.dtype)
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    #: All its programs must run at a time; what is launched instead where they cannot.
+    apart: tuple[Launch, ...] | None = None
+
+
+class _Somewhere:
+    """Stands for a pointer while a kernel is compiled."""
+
+    def __init__(self, dtype: Any, address: int) -> None:
+        self.dtype, self._address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+@cache
+def _driver() -> Any:
+    library = ctypes.CDLL("libcuda.so.1")
+    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
+    library.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    library.cuLaunchCooperativeKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer]
+    return library
+
+
+#: How a parameter of a compiled kernel lies in its place of 8 bytes.
+_FORMATS = {"u64": "<q", "b64": "<q", "s64": "<q", "u32": "<i", "b32": "<i", "s32": "<i", "f32": "<f"}
+
+
+class _Compiled:
+    """A launch, ready for addresses."""
+
+    def __init__(self, launch: Launch, slots: dict[str, int], aligned: bool) -> None:
+        mocks = [
+            _Somewhere(TORCH[a.dtype], 0 if aligned else itemsize(a.dtype)) if isinstance(a, Pointer) else a
+            for a in launch.arguments
+        ]
+        together = launch.apart is not None
+        options = {
+            "num_warps": launch.num_warps, "num_stages": launch.num_stages, "launch_cooperative_grid": together,
+        }  # fmt: skip
+        kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
+        kernel._init_handles()
+        self._places = [(slots[a.name], a.offset) for a in launch.arguments if isinstance(a, Pointer)]
+        grid = (*launch.grid, 1, 1)[:3]
+        self._where = (kernel.function, *grid, 32 * launch.num_warps, 1, 1, kernel.metadata.shared)
+        # The kernel's parameters, each in 8 bytes: the addresses, which all come first, numbers that were not compiled
+        # in, and nulls for memory of Triton's own, which these kernels do not use.
+        names, signature = launch.kernel.arg_names, kernel.src.signature
+        numbers = launch.arguments[len(self._places) :]
+        given = [n for n, name in zip(numbers, names[len(self._places) :]) if signature[name] != "constexpr"]
+        kinds = re.findall(r"\.param\s+\.(\w+)", re.split(r"\.entry", kernel.asm["ptx"])[1].partition(")")[0])
+        given += [0] * (len(kinds) - len(self._places) - len(given))
+        self._values = (ctypes.c_uint64 * len(kinds))()
+        start = ctypes.addressof(self._values)
+        for i, (number, kind) in enumerate(zip(given, kinds[len(self._places) :]), len(self._places)):
+            struct.pack_into(_FORMATS[kind], self._values, 8 * i, number)
+        self._parameters = (ctypes.c_void_p * len(kinds))(*[start + 8 * i for i in range(len(kinds))])
+        self._launch = _driver().cuLaunchCooperativeKernel if together else _driver().cuLaunchKernel
+        self._extra: tuple[None, ...] = () if together else (None,)
+        self._lock = threading.Lock()
+        self._slowly = (kernel, grid, launch)
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        with self._lock:  # the driver copies the values before it returns
+            self._values[: len(self._places)] = [pointers[slot] + offset for slot, offset in self._places]
+            code = self._launch(*self._where, stream, self._parameters, *self._extra)
+        if code:  # say, no context in this thread yet: Triton's own way makes one, or tells what is wrong
+            kernel, grid, launch = self._slowly
+            addresses = iter(self._places)
+            arguments = [
+                pointers[(place := next(addresses))[0]] + place[1] if isinstance(a, Pointer) else a
+                for a in launch.arguments
+            ]
+            kernel.run(
+                *grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments,
+                *launch.constants.values(),
+            )  # fmt: skip
+
+
+def prepare(
+    launches: Sequence[Launch], names: Sequence[str], device: str
+) -> Callable[[Sequence[int], int | None], None]:
+    """A function of the addresses of the workspace and the tensors that queues the launches on a stream, or (None) on
+    the current one."""
+    slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
+    if _INTERPRETED:
+        if device != "cpu":  # its memory is out of the interpreter's reach
+            raise AclnnError(
+                Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+                "device",
+                f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
+            )
+        one_by_one = _fitting(launches, 1)
+        return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
+    index = torch.device(device).index or 0
+    launches = _fitting(launches, torch.cuda.get_device_properties(index).multi_processor_count)
+    compiled: dict[bool, list[_Compiled]] = {}
+
+    def run(pointers: Sequence[int], stream: int | None) -> None:
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        aligned = bits % 16 == 0
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                return run(pointers, stream)
+        try:
+            if aligned not in compiled:
+                compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
+            queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
+            for launch in compiled[aligned]:
+                launch(pointers, queue)
+        except Exception as error:
+            raise AclnnError(
+                Status.ACLNN_ERR_INNER, "executor", f"a kernel could not be launched on {device}: {error}"
+            ) from error
+        return None
+
+    return run
+
+
+def _fitting(launches: Sequence[Launch], programs: int) -> list[Launch]:
+    """Those of the launches, or of what stands in for them, that need no more programs than that at a time."""
+    chosen: list[Launch] = []
+    for launch in launches:
+        chosen += launch.apart if launch.apart is not None and launch.grid[0] > programs else [launch]
+    return chosen
+
+
+def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequence[int]) -> None:
+    """Under TRITON_INTERPRET=1: the kernels step by step on the CPU's memory."""
+
+    def tensor(place: Pointer) -> Any:
+        size = itemsize(place.dtype)
+        memory = (ctypes.c_byte * size).from_address(pointers[slots[place.name]] + place.offset)
+        return torch.frombuffer(memory, dtype=TORCH[place.dtype], count=1)
+
+    with np.errstate(all="ignore"):  # a GPU does in silence what NumPy warns of
+        for launch in launches:
+            arguments = [tensor(a) if isinstance(a, Pointer) else a for a in launch.arguments]
+            launch.kernel[launch.grid](*arguments, **launch.constants)
