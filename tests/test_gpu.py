@@ -126,9 +126,9 @@ SHARED = [(3, 8, 64, 2), (5, 12, 144, 4), (2, 6, 16, 3), (1, 5, 704, 1), (7, 3, 
 
 
 def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
-    """Parts of 256 elements for small images."""
-    fewest = dict.fromkeys(gn_tiling.FEWEST_PARTS, 1)
-    for name, value in {"LARGEST_WHOLE_GROUP": 0, "PART": 256 if hw < 3000 else 8192, "FEWEST_PARTS": fewest}.items():
+    """Parts of 128 or 256 elements for small images."""
+    part_bytes = 512 if hw < 3000 else gn_tiling.PART_BYTES
+    for name, value in {"LARGEST_WHOLE_GROUP": 0, "PART_BYTES": part_bytes, "FEWEST_PARTS": {2: 1, 4: 1}}.items():
         monkeypatch.setattr(gn_tiling, name, value)
 
 

@@ -60,17 +60,20 @@ def _to_tuple(what: str, words: str, value: Any) -> tuple[Any, ...]:
     raise TypeError(f"{what} must be a sequence of {words}; got {show(value)}")
 
 
+_SEQUENCES = (tuple, list)
+
+
 def to_int_array(what: str, value: Any) -> tuple[int, ...] | None:
     """A sequence of 64-bit integers; None stays null."""
-    if type(value) is tuple and all([type(item) is int and -(2**63) <= item < 2**63 for item in value]):  # noqa: C419
-        return value  # the usual case, at once
+    if type(value) in _SEQUENCES and all([type(item) is int and -(2**63) <= item < 2**63 for item in value]):  # noqa: C419
+        return tuple(value)  # the usual case, at once
     return None if value is None else tuple(to_int64(f"{what}[]", item) for item in _to_tuple(what, "integers", value))
 
 
 def to_bool_array(what: str, value: Any) -> tuple[bool, ...] | None:
     """A sequence of bools; None stays null."""
-    if type(value) is tuple and all([type(item) is bool for item in value]):  # noqa: C419
-        return value
+    if type(value) in _SEQUENCES and all([type(item) is bool for item in value]):  # noqa: C419
+        return tuple(value)
     return None if value is None else tuple(to_bool(f"{what}[]", item) for item in _to_tuple(what, "bools", value))
 
 

@@ -203,7 +203,7 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
     """A call with its arguments in the order of op.inputs."""
     if not isinstance(product, str):
         _profile(op, product)
-    if out is not None:
+    if out is not None and (type(out) not in (tuple, list) or len({*map(id, out)}) < len(op.outputs)):
         _given_outputs(op, out)
     key = _torch_key(op, arguments, out, product)
     known = None if key is None else _known.get(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...datatypes import BF16, F16, F32, itemsize
+from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
 from .._tiles import gathered_bytes, power_of_two
@@ -14,7 +14,7 @@ from .._views import Parts, row_step
 LARGEST_WHOLE_GROUP = 8192
 #: Groups of planes that one program reads twice, the second time from the caches: how many there must be, bytes of one
 #: of both inputs at most, elements of a tile (twice as many where that makes runs of this length), and warps. 58
-#: microseconds at 32 x 256 x 3136 in bfloat16, against 77 in launches of their own and 82 by programs that share a
+#: microseconds at 32 x 256 x 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a
 #: group; 39 at 8 x 512 x 4096, 43 with runs of half the length.
 FEWEST_TWICE, LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 200, 1 << 19, 4096, 512, 8
 #: Loads under way, where rows begin on 16 bytes.
@@ -24,11 +24,12 @@ STAGES = 3
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 #: Pixels: the same.
 PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, 132
-#: Groups of planes that programs share and read once: elements of a part, programs (one for each of 132
-#: multiprocessors), their warps, and parts of a group at least. A step takes 2 microseconds however little it moves, so
-#: small groups in 16 bits are better read twice.
-PART, SHARING, PART_WARPS = 8192, 132, 8
-FEWEST_PARTS: dict[int, int] = {F32: 4, F16: 16, BF16: 16}
+#: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each of 132
+#: multiprocessors), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
+#: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts), where a step takes longer than
+#: its bytes.
+PART_BYTES, SHARING, PART_WARPS = 32768, 132, 8
+FEWEST_PARTS = {4: 4, 2: 8}
 #: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
 PROGRAMS = 1056
 
@@ -71,12 +72,11 @@ class Tiling(NamedTuple):
         return self.groups * self.group_channels
 
 
-def _part_of_group(channels: int, image: int) -> tuple[int, int]:
-    """Channels and columns of a part of a group: the fewest parts, then the longest runs."""
-    most = power_of_two(channels)
-    rows = [1 << i for i in range(most.bit_length())]
+def _part_of_group(channels: int, image: int, most: int) -> tuple[int, int]:
+    """Channels and columns of a part of a group: as few parts as can be, then the longest runs."""
+    rows = [1 << i for i in range(power_of_two(channels).bit_length())]
     return min(
-        ((r, PART // r) for r in rows if PART // r >= 16),
+        ((r, most // r) for r in rows if most // r >= 16),
         key=lambda part: (-(-channels // part[0]) * -(-image // part[1]), part[0]),
     )
 
@@ -115,9 +115,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
     parts_of_group, lanes = 0, 0
     if stages > 1 and not whole and not images.pixels and "gradInput" in writes:
-        part_rows, part_cols = _part_of_group(group_channels, hw)
+        part_rows, part_cols = _part_of_group(group_channels, hw, PART_BYTES // itemsize(call.input.dtype))
         parts_of_group = -(-group_channels // part_rows) * -(-hw // part_cols)
-        if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[call.input.dtype]:
+        if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[itemsize(call.input.dtype)]:
             parts_of_group = 0
     if parts_of_group:
         twice, num_warps, rows, cols, splits = False, PART_WARPS, part_rows, part_cols, -(-hw // part_cols)
