@@ -26,8 +26,8 @@ TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, 132
 #: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each of 132
 #: multiprocessors), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
-#: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts), where a step takes longer than
-#: its bytes.
+#: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts): steps of several channels
+#: take longer than their bytes.
 PART_BYTES, SHARING, PART_WARPS = 32768, 132, 8
 FEWEST_PARTS = {4: 4, 2: 8}
 #: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
