@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
 from .._tiles import gathered_bytes, power_of_two
 from .._views import Parts, row_step
-from .tiling import lay_out_rows
+from .tiling import ROWS_OF, lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
@@ -37,6 +37,10 @@ class Tiling(NamedTuple):
     tile_cols: int
     programs: int
     chunks: int
+    #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again; 1 and 1
+    #: where rows do not step alike, or are shared.
+    vector: int
+    period: int
     num_warps: int
     num_stages: int
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
@@ -45,6 +49,18 @@ class Tiling(NamedTuple):
     gathered: int
     words: int
     workspace_bytes: int
+
+
+def _vectors(call: Call, writes: tuple[str, ...], rows: int, cols: int, steps: tuple[int, int, int]) -> tuple[int, int]:
+    """`vector` and `period` of rows that stay in one program's registers."""
+    used = {name: step for name, step in zip(ROWS_OF, steps) if name in writes or name != "gradInputOut"}
+    sizes = {itemsize(call.values[name].dtype) for name in used}
+    vector = 16 // max(sizes)
+    whole = gcd(cols, vector)
+    alike = len(sizes) == 1 and (rows == 1 or all((step - cols) % vector == 0 for step in used.values()))
+    if not alike or power_of_two(cols + vector - whole) > LONGEST_WHOLE_ROW:
+        return 1, 1
+    return vector, vector // whole
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -61,23 +77,24 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if row_step(call.values[name], 1, cols) is None:
             packed[name] = parts.take(cols * itemsize(call.values[name].dtype))
     wide = cols > LONGEST_WHOLE_ROW
-    # Rows that do not begin on 16 bytes cannot be copied ahead in vectors; element by element is slower than waiting.
-    num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) else 1
+    vector, period = (1, 1) if wide else _vectors(call, writes, rows, cols, steps)
+    # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
+    num_stages = 3 if vector > 1 or all(step % 16 == 0 for step in (cols, *steps)) else 1
     if wide:
         tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
         programs = max(1, min(rows, WIDE_PROGRAMS // chunks))
     else:
-        tile_cols = max(16, power_of_two(cols))
+        tile_cols = max(16, power_of_two(cols + vector - vector // period))
         tile_rows = max(1, TILE // tile_cols)
         num_warps = 4 if tile_cols <= 2048 else 8
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
-        programs = min(programs, -(-rows // tile_rows))
+        programs = min(rows, period * min(programs // period, -(-rows // (period * tile_rows))))
         chunks = 0
     partials = parts.take(programs * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
-        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks,
+        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, vector, period,
         num_warps, num_stages, partials, gathered, words, parts.bytes,
     )  # fmt: skip
