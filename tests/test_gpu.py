@@ -99,7 +99,7 @@ GUARD, UNTOUCHED = 64, 7.0
 
 
 def _within(tensor: torch.Tensor, gap: int, past: int, around: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same rows `gap` elements apart and `past` elements past a multiple of 16 bytes, and the memory around them."""
+    """The same rows, `gap` elements apart, `past` elements past a multiple of 16 bytes, and the memory they are in."""
     rows, cols = tensor.shape
     memory = torch.full((GUARD + past + rows * (cols + gap) + GUARD,), around, dtype=tensor.dtype, device=DEVICE)
     view = memory[GUARD + past :].as_strided((rows, cols), (cols + gap, 1))
@@ -142,7 +142,10 @@ def test_rows_that_do_not_begin_on_16_bytes(
 
     def poisoned() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         dx, memory = _within(_poisoned(x, (rows, cols), kind), gap, past, UNTOUCHED)
-        return {"gradInputOut": dx, **{n: _poisoned(x, (cols,), kind) for n in ("gradWeightOut", "gradBiasOut")}}, memory
+        return {
+            "gradInputOut": dx,
+            **{n: _poisoned(x, (cols,), kind) for n in ("gradWeightOut", "gradBiasOut")},
+        }, memory
 
     outputs, memory = poisoned()
     _run("layer_norm_backward", values, outputs)
@@ -229,7 +232,10 @@ def _group_norm(n: int, c: int, hw: int, group: int, pixels: bool, kind: torch.d
     _judge(gn, values, outputs)
 
 
-BN = [(2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1), (7, 12, 100), (301, 3, 7)]
+BN = [
+    (2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1), (7, 12, 100), (301, 3, 7), (7, 26, 17),
+    (5, 13, 33),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -246,6 +252,36 @@ def test_batch_norm(n: int, c: int, hw: int, pixels: bool, dtype: str) -> None:
     outputs = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
     _run("batch_norm_backward_reduce", values, outputs)
     _judge(bn, values, outputs)
+
+
+# Samples, channels, elements of an image, elements between images of gradOut and of input, and past 16 bytes.
+PLANES = [
+    (2, 5, 601, 0, 0, 0), (3, 3, 2047, 0, 0, 0), (2, 2, 4098, 0, 0, 0), (1, 3, 4099, 0, 0, 1), (2, 4, 97, 8, 16, 0),
+    (2, 4, 97, 5, 0, 0), (2, 3, 520, 0, 1, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "dy_gap", "gap", "past"), PLANES)
+def test_planes_that_do_not_begin_on_16_bytes(
+    n: int, c: int, hw: int, dy_gap: int, gap: int, past: int, dtype: str
+) -> None:
+    kind = DTYPES[dtype]
+    dy = _within(_random((n * c, hw), kind, 1), dy_gap, past, float("nan"))[0].unflatten(0, (n, c))
+    x = _within(_random((n * c, hw), kind, 2), gap, past, float("inf"))[0].unflatten(0, (n, c))
+    values = {
+        "gradOut": dy, "input": x, "mean": _random((c,), torch.float32, 3), "invstd": _random((c,), torch.float32, 4),
+        "weight": None, "inputG": True, "weightG": True, "biasG": True,
+    }  # fmt: skip
+    names = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
+    outputs = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
+    _run("batch_norm_backward_reduce", values, outputs)
+    _judge(bn, values, outputs)
+    dy[:, 1], x[:, 1] = float("nan"), float("-inf")  # another channel's
+    again = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
+    _run("batch_norm_backward_reduce", values, again)
+    for name in names:
+        assert (again[name] == outputs[name]).tolist() == [channel != 1 for channel in range(c)], name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

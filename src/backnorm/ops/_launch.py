@@ -55,6 +55,8 @@ class Launch(NamedTuple):
     apart: tuple[Launch, ...] | None = None
     #: Its constant that says whether all addresses are multiples of 16, where it has one.
     aligned: str | None = None
+    #: Registers of a thread at most, where the compiler would take more.
+    registers: int | None = None
 
     def on(self, aligned: bool) -> Launch:
         """The launch on such addresses."""
@@ -95,6 +97,7 @@ class _Compiled:
         together = launch.apart is not None
         options = {
             "num_warps": launch.num_warps, "num_stages": launch.num_stages, "launch_cooperative_grid": together,
+            "maxnreg": launch.registers,
         }  # fmt: skip
         kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
         kernel._init_handles()

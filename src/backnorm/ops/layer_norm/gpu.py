@@ -175,7 +175,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             "PERIOD": tiling.period, "ALIGNED": False,
         }  # fmt: skip
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
-        steps.append(Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED"))
+        launch = Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED")
+        steps.append(launch._replace(registers=tiling.registers))
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
         arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)

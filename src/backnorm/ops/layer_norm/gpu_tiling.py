@@ -18,6 +18,9 @@ TILE = 4096
 #: Programs that share the rows: two for each of an H200's 132 multiprocessors, one where a row fills it (204 against
 #: 219 microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 264, 132, 8192
+#: Registers of a thread with which two programs of 8 warps share a multiprocessor; for the ends of rows that do not
+#: begin on 16 bytes the compiler would take 171, though it spills none of these (bfloat16) or two (float32).
+HALF_OF_THEM = 128
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each of
 #: 132 multiprocessors, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
 #: the columns, 126 with half the columns and two programs a multiprocessor.
@@ -43,6 +46,8 @@ class Tiling(NamedTuple):
     period: int
     num_warps: int
     num_stages: int
+    #: Of a thread at most, where the compiler would take more.
+    registers: int | None
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
     #: [row][chunk].
     partials: int
@@ -91,10 +96,11 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
         programs = min(rows, period * min(programs // period, -(-rows // (period * tile_rows))))
         chunks = 0
+    registers = HALF_OF_THEM if period > 1 and num_warps == 8 and tile_cols < LONG_ROW else None
     partials = parts.take(programs * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
         rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, vector, period,
-        num_warps, num_stages, partials, gathered, words, parts.bytes,
+        num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
     )  # fmt: skip
