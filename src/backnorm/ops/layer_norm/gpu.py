@@ -43,9 +43,11 @@ def _rows(
     residue = program % PERIOD
     shift = residue * cols % VECTOR // UNIT * UNIT if PERIOD > 1 else 0
     col, vector, unit = lane - shift, lane // VECTOR * VECTOR, lane // UNIT * UNIT
-    keep = (unit >= shift) & (unit < cols + shift)
-    reads = vector < cols + shift if ALIGNED else keep
-    whole = (vector >= shift) & (vector + VECTOR <= cols + shift)
+    keep, reads, whole = unit < cols, unit < cols, unit < cols
+    if PERIOD > 1:
+        keep = (unit >= shift) & (unit < cols + shift)
+        reads = vector < cols + shift if ALIGNED else keep
+        whole = (vector >= shift) & (vector + VECTOR <= cols + shift)
     w = tl.full([COLS], 1.0, tl.float32)
     if HAS_W:
         w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)

@@ -40,8 +40,8 @@ class Tiling(NamedTuple):
     tile_cols: int
     programs: int
     chunks: int
-    #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again; 1 and 1
-    #: where rows do not step alike, or are shared.
+    #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again. 1 and 1
+    #: where rows do not step alike or are shared, and where the compiler sees for itself that all begin with one.
     vector: int
     period: int
     num_warps: int
@@ -63,7 +63,8 @@ def _vectors(call: Call, writes: tuple[str, ...], rows: int, cols: int, steps: t
     vector = 16 // max(sizes)
     whole = gcd(cols, vector)
     alike = len(sizes) == 1 and (rows == 1 or all((step - cols) % vector == 0 for step in used.values()))
-    if not alike or power_of_two(cols + vector - whole) > LONGEST_WHOLE_ROW:
+    seen = all(step % 16 == 0 for step in (cols, *used.values()))
+    if not alike or seen or power_of_two(cols + vector - whole) > LONGEST_WHOLE_ROW:
         return 1, 1
     return vector, vector // whole
 
