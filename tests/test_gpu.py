@@ -25,6 +25,7 @@ from backnorm.ops import OPS, _launch
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import gpu_tiling as gn_tiling
 from backnorm.ops.group_norm import reference as gn
+from backnorm.ops.layer_norm import gpu_tiling as ln_tiling
 from backnorm.ops.layer_norm import reference as ln
 from backnorm.plan import _make_plan, make_plan
 from backnorm.spec import ARRAYS
@@ -92,6 +93,72 @@ def test_layer_norm(rows: int, cols: int, dtype: str) -> None:
     outputs = {name: _poisoned(values["input"], shape, kind) for name, shape in shapes.items()}
     _run("layer_norm_backward", values, outputs)
     _judge(ln, values, outputs)
+
+
+GUARD, UNTOUCHED = 64, 7.0
+
+
+def _within(tensor: torch.Tensor, gap: int, past: int, around: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same rows, `gap` elements apart, `past` elements past a multiple of 16 bytes, and the memory they are in."""
+    rows, cols = tensor.shape
+    memory = torch.full((GUARD + past + rows * (cols + gap) + GUARD,), around, dtype=tensor.dtype, device=DEVICE)
+    view = memory[GUARD + past :].as_strided((rows, cols), (cols + gap, 1))
+    return view.copy_(tensor), memory
+
+
+def _others(memory: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """What the memory around a view holds."""
+    taken = torch.zeros_like(memory, dtype=torch.bool)
+    taken.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+    return memory[~taken]
+
+
+# Rows, columns, elements between rows of gradOut and of the other two, elements past a multiple of 16 bytes, and which
+# row is not finite.
+UNALIGNED = [
+    (1, 3, 0, 0, 0, None), (5, 3, 0, 0, 0, 2), (300, 7, 0, 0, 0, 100), (41, 97, 0, 0, 0, 17), (20, 97, 8, 16, 0, 3),
+    (9, 97, 3, 0, 0, 4), (70, 131, 0, 0, 0, 69), (19, 131, 0, 0, 1, 0), (3, 525, 0, 0, 0, 1), (37, 525, 0, 0, 0, 9),
+    (9, 525, 0, 0, 3, 4), (1, 769, 0, 0, 0, None), (35, 769, 0, 0, 0, 8), (35, 770, 0, 0, 0, 8), (18, 772, 0, 0, 0, 8),
+    (18, 1000, 0, 0, 0, 8), (10, 127, 0, 0, 0, 8), (3, 4275, 0, 0, 0, 1), (2, 8191, 0, 0, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "cols", "dy_gap", "gap", "past", "bad"), UNALIGNED)
+def test_rows_that_do_not_begin_on_16_bytes(
+    rows: int, cols: int, dy_gap: int, gap: int, past: int, bad: int | None, dtype: str, monkeypatch: Any
+) -> None:
+    """Vectors of 16 bytes hold elements of other rows and of what lies around a tensor: none of them counts, and none
+    is written."""
+    monkeypatch.setattr(ln_tiling, "PROGRAMS", 16)  # so that they have several tiles
+    kind = DTYPES[dtype]
+    dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
+    values = {
+        "gradOut": _within(dy, dy_gap, past, float("nan"))[0], "input": _within(x, gap, past, float("inf"))[0],
+        "normalizedShape": (cols,), "mean": _random((rows, 1), torch.float32, 3),
+        "rstd": _random((rows, 1), torch.float32, 4), "weightOptional": _random((cols,), kind, 5),
+        "outputMask": (True, True, True),
+    }  # fmt: skip
+
+    def poisoned() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        dx, memory = _within(_poisoned(x, (rows, cols), kind), gap, past, UNTOUCHED)
+        return {
+            "gradInputOut": dx,
+            **{n: _poisoned(x, (cols,), kind) for n in ("gradWeightOut", "gradBiasOut")},
+        }, memory
+
+    outputs, memory = poisoned()
+    _run("layer_norm_backward", values, outputs)
+    _judge(ln, values, {**outputs, "gradInputOut": outputs["gradInputOut"].contiguous()})
+    assert (_others(memory, outputs["gradInputOut"]) == UNTOUCHED).all()
+    if bad is not None:
+        for name, value in (("gradOut", float("nan")), ("input", float("-inf"))):
+            values[name][bad] = value
+        again, memory = poisoned()
+        _run("layer_norm_backward", values, again)
+        same = (again["gradInputOut"] == outputs["gradInputOut"]).all(dim=1)
+        assert same.tolist() == [row != bad for row in range(rows)]
+        assert (_others(memory, again["gradInputOut"]) == UNTOUCHED).all()
 
 
 def _image(n: int, c: int, hw: int, pixels: bool, kind: torch.dtype, seed: int) -> torch.Tensor:
@@ -165,7 +232,10 @@ def _group_norm(n: int, c: int, hw: int, group: int, pixels: bool, kind: torch.d
     _judge(gn, values, outputs)
 
 
-BN = [(2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1), (7, 12, 100), (301, 3, 7)]
+BN = [
+    (2, 3, 5), (5, 7, 49), (70, 33, 1), (2, 3, 5000), (3, 300, 16), (1, 1, 1), (7, 12, 100), (301, 3, 7), (7, 26, 17),
+    (5, 13, 33),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -182,6 +252,36 @@ def test_batch_norm(n: int, c: int, hw: int, pixels: bool, dtype: str) -> None:
     outputs = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
     _run("batch_norm_backward_reduce", values, outputs)
     _judge(bn, values, outputs)
+
+
+# Samples, channels, elements of an image, elements between images of gradOut and of input, and past 16 bytes.
+PLANES = [
+    (2, 5, 601, 0, 0, 0), (3, 3, 2047, 0, 0, 0), (2, 2, 4098, 0, 0, 0), (1, 3, 4099, 0, 0, 1), (2, 4, 97, 8, 16, 0),
+    (2, 4, 97, 5, 0, 0), (2, 3, 520, 0, 1, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "dy_gap", "gap", "past"), PLANES)
+def test_planes_that_do_not_begin_on_16_bytes(
+    n: int, c: int, hw: int, dy_gap: int, gap: int, past: int, dtype: str
+) -> None:
+    kind = DTYPES[dtype]
+    dy = _within(_random((n * c, hw), kind, 1), dy_gap, past, float("nan"))[0].unflatten(0, (n, c))
+    x = _within(_random((n * c, hw), kind, 2), gap, past, float("inf"))[0].unflatten(0, (n, c))
+    values = {
+        "gradOut": dy, "input": x, "mean": _random((c,), torch.float32, 3), "invstd": _random((c,), torch.float32, 4),
+        "weight": None, "inputG": True, "weightG": True, "biasG": True,
+    }  # fmt: skip
+    names = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
+    outputs = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
+    _run("batch_norm_backward_reduce", values, outputs)
+    _judge(bn, values, outputs)
+    dy[:, 1], x[:, 1] = float("nan"), float("-inf")  # another channel's
+    again = {name: torch.full((c,), float("nan"), device=DEVICE) for name in names}
+    _run("batch_norm_backward_reduce", values, again)
+    for name in names:
+        assert (again[name] == outputs[name]).tolist() == [channel != 1 for channel in range(c)], name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,6 +53,14 @@ class Launch(NamedTuple):
     num_stages: int = 3
     #: All its programs must run at a time; what is launched instead where they cannot.
     apart: tuple[Launch, ...] | None = None
+    #: Its constant that says whether all addresses are multiples of 16, where it has one.
+    aligned: str | None = None
+    #: Registers of a thread at most, where the compiler would take more.
+    registers: int | None = None
+
+    def on(self, aligned: bool) -> Launch:
+        """The launch on such addresses."""
+        return self._replace(constants={**self.constants, self.aligned: aligned}) if self.aligned else self
 
 
 class _Somewhere:
@@ -89,6 +97,7 @@ class _Compiled:
         together = launch.apart is not None
         options = {
             "num_warps": launch.num_warps, "num_stages": launch.num_stages, "launch_cooperative_grid": together,
+            "maxnreg": launch.registers,
         }  # fmt: skip
         kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
         kernel._init_handles()
@@ -149,16 +158,13 @@ def prepare(
     compiled: dict[bool, list[_Compiled]] = {}
 
     def run(pointers: Sequence[int], stream: int | None) -> None:
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        aligned = bits % 16 == 0
+        aligned = _aligned(pointers)
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
                 return run(pointers, stream)
         try:
             if aligned not in compiled:
-                compiled[aligned] = [_Compiled(launch, slots, aligned) for launch in launches]
+                compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in launches]
             queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
                 launch(pointers, queue)
@@ -169,6 +175,13 @@ def prepare(
         return None
 
     return run
+
+
+def _aligned(pointers: Sequence[int]) -> bool:
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer
+    return bits % 16 == 0
 
 
 def _fitting(launches: Sequence[Launch], programs: int) -> list[Launch]:
@@ -190,4 +203,4 @@ def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequ
     with np.errstate(all="ignore"):  # a GPU does in silence what NumPy warns of
         for launch in launches:
             arguments = [tensor(a) if isinstance(a, Pointer) else a for a in launch.arguments]
-            launch.kernel[launch.grid](*arguments, **launch.constants)
+            launch.kernel[launch.grid](*arguments, **launch.on(_aligned(pointers)).constants)

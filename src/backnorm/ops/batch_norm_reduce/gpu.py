@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -16,9 +18,12 @@ from .gpu_tiling import Tiling
 @triton.jit
 def _plane_sums(
     dy_ptr, x_ptr, mean_ptr, partials_ptr, channels, image, dy_n, dy_c, x_n, x_c, tiles, per_split, pieces,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr, SHIFTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Some pieces of the images of ROWS channels."""
+    """Some pieces of the images of ROWS channels. SHIFTS: images begin anywhere, but pieces at multiples of VECTOR
+    elements, 16 bytes, and are read in whole vectors: what these hold of other images is dropped. ALIGNED: the tensors
+    begin on 16 bytes too, so that no vector with an element of theirs leaves the memory they were given."""
     channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     there = channel < channels
@@ -27,13 +32,20 @@ def _plane_sums(
     for tile in tl.range(split * per_split, tl.minimum(tiles, split * per_split + per_split), num_stages=STAGES):
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * COLS + tl.arange(0, COLS)
-        mask = there[:, None] & (at < image)[None, :]
-        dy_at = dy_ptr + n * dy_n + channel[:, None].to(tl.int64) * dy_c + at[None, :]
-        x_at = x_ptr + n * x_n + channel[:, None].to(tl.int64) * x_c + at[None, :]
-        dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-        a += dy
-        b += tl.where(mask, dy * (x - mean[:, None]), 0.0)
+        dy_start, x_start = n * dy_n + channel.to(tl.int64) * dy_c, n * x_n + channel.to(tl.int64) * x_c
+        dy_at = dy_ptr + (dy_start // VECTOR * VECTOR)[:, None] + at[None, :]
+        x_at = x_ptr + (x_start // VECTOR * VECTOR)[:, None] + at[None, :]
+        if SHIFTS:
+            shift = (x_start % VECTOR).to(tl.int32)[:, None]
+            keep = (at[None, :] >= shift) & (at[None, :] < image + shift)
+            reads = (at // VECTOR * VECTOR)[None, :] < image + shift if ALIGNED else keep
+        else:
+            keep = (at // VECTOR * VECTOR < image)[None, :]
+            reads = keep
+        dy = tl.load(dy_at, mask=there[:, None] & reads, other=0.0).to(tl.float32)
+        x = tl.load(x_at, mask=there[:, None] & reads, other=0.0).to(tl.float32)
+        a += tl.where(keep, dy, 0.0) if SHIFTS else dy
+        b += tl.where(keep, dy * (x - mean[:, None]), 0.0)
     place = partials_ptr + split.to(tl.int64) * 2 * channels + channel
     tl.store(place, tl.sum(a, axis=1), mask=there)
     tl.store(place + channels, tl.sum(b, axis=1), mask=there)
@@ -41,12 +53,11 @@ def _plane_sums(
 
 @triton.jit
 def _row_sums(
-    dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, limit,
+    dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, rest,
     channels, inner, PIXELS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: a sample has `limit` elements, less than
-    its rows; elements then are loaded one by one."""
+    """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: `rest` elements follow the last row."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
     there = col < cols
@@ -57,17 +68,22 @@ def _row_sums(
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * ROWS + tl.arange(0, ROWS)
         mask = (at < rows)[:, None] & there[None, :]
-        if RAGGED:
-            mask &= at[:, None].to(tl.int64) * cols + col[None, :] < limit
         dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_h + col[None, :]
         x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_h + col[None, :]
         dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
         a += dy
         b += tl.where(mask, dy * (x - mean[None, :]), 0.0)
+    s1, s2 = tl.sum(a, axis=0), tl.sum(b, axis=0)
+    if RAGGED:  # outside of the loop, whose elements come in vectors
+        mask = col < tl.where(split == 0, rest, 0)
+        dy = tl.load(dy_ptr + tl.cast(rows, tl.int64) * dy_h + col, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + tl.cast(rows, tl.int64) * x_h + col, mask=mask, other=0.0).to(tl.float32)
+        s1 += dy
+        s2 += tl.where(mask, dy * (x - mean), 0.0)
     place = partials_ptr + split.to(tl.int64) * 2 * cols + col
-    tl.store(place, tl.sum(a, axis=0), mask=there)
-    tl.store(place + cols, tl.sum(b, axis=0), mask=there)
+    tl.store(place, s1, mask=there)
+    tl.store(place + cols, s2, mask=there)
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -87,22 +103,22 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     rows, cols = tiling.tile_rows, tiling.tile_cols
     tensors = (pointer("gradOut"), pointer("input"), pointer("mean"), partials)
     steps_of = (*images.steps["gradOut"], *images.steps["input"])
-    # Rows that do not begin on 16 bytes cannot be copied ahead in vectors; element by element is slower than waiting.
-    stages = 3 if all(step % 16 == 0 for step in steps_of) else 1
-    constants, width = {"ROWS": rows, "COLS": cols, "STAGES": stages}, channels * tiling.inner
+    # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
+    stages = 3 if tiling.vector > 1 or all(step % 16 == 0 for step in steps_of) else 1
+    constants: dict[str, Any] = {"ROWS": rows, "COLS": cols, "STAGES": stages}
+    width, pieces = channels * tiling.inner, tiling.pieces
     if tiling.by_rows:
-        pieces = -(-tiling.rows // rows)
         numbers: tuple[int, ...] = (
-            width, tiling.rows, *steps_of, tiling.samples * pieces, tiling.per_split, pieces,
-            call.input.numel // tiling.samples, channels, tiling.inner,
+            width, tiling.rows, *steps_of, tiling.samples * pieces, tiling.per_split, pieces, tiling.rest, channels,
+            tiling.inner,
         )  # fmt: skip
-        grid, ragged = (-(-width // cols), tiling.splits), tiling.samples * tiling.rows * width > call.input.numel
-        flags = {"PIXELS": images.pixels, "RAGGED": ragged}
-        steps.append(Launch(_row_sums, grid, (*tensors, *numbers), {**flags, **constants}))
+        constants = {"PIXELS": images.pixels, "RAGGED": tiling.rest > 0, **constants}
+        steps.append(Launch(_row_sums, (-(-width // cols), tiling.splits), (*tensors, *numbers), constants))
     else:
-        pieces = -(-tiling.image // cols)
         numbers = (channels, tiling.image, *steps_of, tiling.samples * pieces, tiling.per_split, pieces)
-        steps.append(Launch(_plane_sums, (-(-channels // rows), tiling.splits), (*tensors, *numbers), constants))
+        constants |= {"VECTOR": tiling.vector, "SHIFTS": tiling.shifts, "ALIGNED": False}
+        grid = (-(-channels // rows), tiling.splits)
+        steps.append(Launch(_plane_sums, grid, (*tensors, *numbers), constants, aligned="ALIGNED"))
     sum_dy, grad_bias, sum_dy_xmu, grad_weight = (
         pointer(name) if name in writes else None for name in ("sumDy", "gradBias", "sumDyXmu", "gradWeight")
     )

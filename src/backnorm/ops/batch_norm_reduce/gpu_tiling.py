@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from ...datatypes import itemsize
@@ -16,7 +16,7 @@ from .._views import Parts, row_step
 TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 264
 #: Planes of images up to this are read as rows of all channels' elements: 49 of them are no whole vectors.
 LARGEST_SMALL_IMAGE = 512
-#: Pixels of few channels are joined to rows of about this many elements.
+#: Pixels of few channels are joined to rows of about this many elements; of more, where only those begin on 16 bytes.
 JOINED = 256
 
 
@@ -28,13 +28,19 @@ class Tiling(NamedTuple):
     #: Small tensors that go through a contiguous copy in the workspace, and where.
     packed: dict[str, int]
     #: Rows of consecutive elements, and how many elements of a channel one holds: pixels, some of them joined, and
-    #: planes of small images.
+    #: planes of small images. Elements that follow the last row.
     by_rows: bool
     rows: int
     inner: int
-    #: Channels or rows of a tile, and its columns.
+    rest: int
+    #: Planes: elements of a vector of 16 bytes, 1 where gradOut and input do not lie alike; and whether images begin
+    #: or end within one.
+    vector: int
+    shifts: bool
+    #: Channels or rows of a tile, and its columns; how many tiles cover a sample.
     tile_rows: int
     tile_cols: int
+    pieces: int
     #: Programs that share a channel, and tiles of each.
     splits: int
     per_split: int
@@ -44,14 +50,25 @@ class Tiling(NamedTuple):
 
 
 def _joined(rows: int, channels: int) -> int:
-    """How many pixels are one row: so many that rows begin on 16 bytes and none is ragged, if any are."""
-    counts = range(1, max(1, JOINED // channels) + 1)
-    return max(counts, key=lambda inner: (rows % inner == 0, channels * inner % 16 == 0, inner))
+    """How many pixels are one row: as many as let rows begin on 16 bytes, whatever their type, if there are so many."""
+    least = 16 // gcd(channels, 16)
+    most = min(rows, max(least, JOINED // channels))
+    return max(1, most // least * least)
+
+
+def _vector(call: Call, images: Images, image: int) -> int:
+    """Elements of a vector of 16 bytes, where each image begins as far from one in gradOut as in input; 1 where the
+    compiler sees for itself that all begin with one."""
+    sizes = {itemsize(call.values[name].dtype) for name in images.steps}
+    vector = 16 // max(sizes)
+    dy, x = images.steps["gradOut"], images.steps["input"]
+    alike = len(sizes) == 1 and all(a >= 0 and b >= 0 and (a - b) % vector == 0 for a, b in zip(dy, x))
+    return 1 if not alike or all(step % 16 == 0 for step in (image, *dy, *x)) else vector
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
-    samples, channels, *rest = call.input.shape
-    image = prod(rest)
+    samples, channels, *axes = call.input.shape
+    image = prod(axes)
     parts = Parts()
     images = lay_out({name: call.values[name] for name in ("gradOut", "input")}, samples, channels, image, parts)
     small = ("mean", *(["invstd"] if "gradWeight" in writes else []), *writes)
@@ -60,7 +77,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         for name in small
         if row_step(call.values[name], 1, channels) is None
     }
-    rows, inner, by_rows = image, 1, images.pixels
+    rows, inner, rest, by_rows = image, 1, 0, images.pixels
     if images.pixels and (image == 1 or all(o == image * i for o, i in images.steps.values())):
         # One sample after the other without a gap: one long column of rows.
         steps = {name: o if image == 1 else i for name, (o, i) in images.steps.items()}
@@ -68,25 +85,30 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if all(step == channels for step in steps.values()):
             inner = _joined(rows, channels)
         images = images._replace(steps={name: (0, step * inner) for name, step in steps.items()})
-        rows = -(-rows // inner)
+        rows, rest = rows // inner, rows % inner * channels
     elif not images.pixels and image <= LARGEST_SMALL_IMAGE and all(c == image for _, c in images.steps.values()):
         images = images._replace(steps={name: (0, o) for name, (o, _) in images.steps.items()})
         samples, rows, inner, by_rows = 1, samples, image, True
+    vector, shifts = 1, False
     if by_rows:
         widest = WIDEST_PIXELS if images.pixels else WIDEST_ROWS
         tile_cols = min(widest, max(16, power_of_two(channels * inner)))
         tile_rows = TILE // tile_cols
-        tiles, across = -(-rows // tile_rows) * samples, -(-channels * inner // tile_cols)
+        pieces, across = -(-rows // tile_rows), -(-channels * inner // tile_cols)
     else:
-        tile_cols = min(LONGEST_RUN, max(16, power_of_two(image)))
+        vector = _vector(call, images, image)
+        shifts = any(step % vector for step in (image, *images.steps["input"]))
+        run = image + vector - 1 if shifts else image
+        tile_cols = min(LONGEST_RUN, max(16, power_of_two(run)))
         tile_rows = min(power_of_two(channels), TILE // tile_cols)
-        tiles, across = -(-image // tile_cols) * samples, -(-channels // tile_rows)
+        pieces, across = -(-run // tile_cols), -(-channels // tile_rows)
+    tiles = samples * pieces
     splits = max(1, min(tiles, PROGRAMS // across))
     per_split = -(-tiles // splits)
     splits = -(-tiles // per_split)
     partials = parts.take(splits * 2 * channels * inner * 4)
     gathered = parts.take(gathered_bytes(splits, 2 * channels * inner, inner))
     return Tiling(
-        samples, channels, image, images, packed, by_rows, rows, inner, tile_rows, tile_cols, splits, per_split,
-        partials, gathered, parts.bytes,
+        samples, channels, image, images, packed, by_rows, rows, inner, rest, vector, shifts, tile_rows, tile_cols,
+        pieces, splits, per_split, partials, gathered, parts.bytes,
     )  # fmt: skip

@@ -27,40 +27,67 @@ from .gpu_tiling import Tiling
 def _rows(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
     HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, VECTOR: tl.constexpr, PERIOD: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Every PROGRAMS-th tile of rows: dx, and the sums of dy * x_hat and dy of their columns. EVEN: tiles cover the
-    rows without a rest, and no mask is looked at."""
-    program = tl.program_id(0)
-    col = tl.arange(0, COLS)
-    keep = col < cols
+    """Some tiles of rows: dx, and the sums of dy * x_hat and dy of their columns. EVEN: tiles cover the rows without a
+    rest, and no mask is looked at.
+
+    Every PERIOD-th row begins as many elements, `shift`, after a multiple of VECTOR elements, 16 bytes. A program has
+    such rows alone, so its tiles can begin at those multiples, and be read and written in whole vectors: what they hold
+    of other rows is dropped, and the ends of a row are written by themselves. ALIGNED: the tensors begin on 16 bytes
+    too. No vector with an element of theirs then leaves the memory they were given, which comes in larger pieces."""
+    # Whatever divides the columns and VECTOR divides a row's two ends.
+    UNIT: tl.constexpr = VECTOR // PERIOD
+    program, lane = tl.program_id(0), tl.arange(0, COLS)
+    residue = program % PERIOD
+    shift = residue * cols % VECTOR // UNIT * UNIT if PERIOD > 1 else 0
+    col, vector, unit = lane - shift, lane // VECTOR * VECTOR, lane // UNIT * UNIT
+    keep, reads, whole = unit < cols, unit < cols, unit < cols
+    if PERIOD > 1:
+        keep = (unit >= shift) & (unit < cols + shift)
+        reads = vector < cols + shift if ALIGNED else keep
+        whole = (vector >= shift) & (vector + VECTOR <= cols + shift)
     w = tl.full([COLS], 1.0, tl.float32)
     if HAS_W:
         w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
     dw, db = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    for tile in tl.range(program, tl.cdiv(rows, ROWS), PROGRAMS, num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    # Divided and multiplied, where there is no rest, for the compiler to see that there is none.
+    i = tl.arange(0, ROWS).to(tl.int64)[:, None] * PERIOD
+    dy_at, x_at = i * dy_step // VECTOR * VECTOR + lane[None, :], i * x_step // VECTOR * VECTOR + lane[None, :]
+    dx_at = i * dx_step // VECTOR * VECTOR + lane[None, :]
+    tiles = tl.cdiv(tl.cdiv(rows, PERIOD), ROWS)
+    for tile in tl.range(program // PERIOD, tiles, tl.cdiv(PROGRAMS, PERIOD), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * (ROWS * PERIOD) + residue
+        row = first + tl.arange(0, ROWS) * PERIOD
         inside = row < rows
-        mask = inside[:, None] & keep[None, :]
-        dy_at, x_at = dy_ptr + row[:, None] * dy_step + col[None, :], x_ptr + row[:, None] * x_step + col[None, :]
+        mask = inside[:, None] & reads[None, :]
+        dy_tile = dy_ptr + (first * dy_step - shift) // VECTOR * VECTOR
+        x_tile = x_ptr + (first * x_step - shift) // VECTOR * VECTOR
         mean = tl.load(mean_ptr + row, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0).to(tl.float32)
         if EVEN:
-            dy, x = tl.load(dy_at).to(tl.float32), tl.load(x_at).to(tl.float32)
+            dy, x = tl.load(dy_tile + dy_at).to(tl.float32), tl.load(x_tile + x_at).to(tl.float32)
             x_hat = (x - mean[:, None]) * rstd[:, None]
         else:
-            dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
-            x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-            x_hat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+            dy = tl.load(dy_tile + dy_at, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_tile + x_at, mask=mask, other=0.0).to(tl.float32)
+            # A row that is not inside has a mean and an rstd of 0; another row's elements may be anything.
+            x_hat = tl.where(keep[None, :], (x - mean[:, None]) * rstd[:, None], 0.0)
+            if PERIOD > 1:
+                dy = tl.where(keep[None, :], dy, 0.0)
         if WANTS_DX:
             wdy = dy * w[None, :]
             c1 = tl.sum(wdy, axis=1) / cols
             c2 = tl.sum(wdy * x_hat, axis=1) / cols
             dx = (rstd[:, None] * (wdy - c1[:, None] - x_hat * c2[:, None])).to(dx_ptr.dtype.element_ty)
+            place = dx_ptr + (first * dx_step - shift) // VECTOR * VECTOR + dx_at
             if EVEN:
-                tl.store(dx_ptr + row[:, None] * dx_step + col[None, :], dx)
+                tl.store(place, dx)
             else:
-                tl.store(dx_ptr + row[:, None] * dx_step + col[None, :], dx, mask=mask)
+                tl.store(place, dx, mask=inside[:, None] & whole[None, :])
+            if PERIOD > 1:
+                tl.store(place, dx, mask=inside[:, None] & (keep & ~whole)[None, :])
         if COLUMNS:
             dw += dy * x_hat
             db += dy
@@ -146,10 +173,12 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         constants: dict[str, Any] = {
             "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows,
             "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs, "STAGES": tiling.num_stages,
-            "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols,
+            "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols, "VECTOR": tiling.vector,
+            "PERIOD": tiling.period, "ALIGNED": False,
         }  # fmt: skip
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
-        steps.append(Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps))
+        launch = Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED")
+        steps.append(launch._replace(registers=tiling.registers))
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
         arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)

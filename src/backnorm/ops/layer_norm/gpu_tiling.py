@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
 from .._tiles import gathered_bytes, power_of_two
 from .._views import Parts, row_step
-from .tiling import lay_out_rows
+from .tiling import ROWS_OF, lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
@@ -18,6 +18,9 @@ TILE = 4096
 #: Programs that share the rows: two for each of an H200's 132 multiprocessors, one where a row fills it (204 against
 #: 219 microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 264, 132, 8192
+#: Registers of a thread with which two programs of 8 warps share a multiprocessor; for the ends of rows that do not
+#: begin on 16 bytes the compiler would take 171, though it spills none of these (bfloat16) or two (float32).
+HALF_OF_THEM = 128
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each of
 #: 132 multiprocessors, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
 #: the columns, 126 with half the columns and two programs a multiprocessor.
@@ -37,14 +40,33 @@ class Tiling(NamedTuple):
     tile_cols: int
     programs: int
     chunks: int
+    #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again. 1 and 1
+    #: where rows do not step alike or are shared, and where the compiler sees for itself that all begin with one.
+    vector: int
+    period: int
     num_warps: int
     num_stages: int
+    #: Of a thread at most, where the compiler would take more.
+    registers: int | None
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
     #: [row][chunk].
     partials: int
     gathered: int
     words: int
     workspace_bytes: int
+
+
+def _vectors(call: Call, writes: tuple[str, ...], rows: int, cols: int, steps: tuple[int, int, int]) -> tuple[int, int]:
+    """`vector` and `period` of rows that stay in one program's registers."""
+    used = {name: step for name, step in zip(ROWS_OF, steps) if name in writes or name != "gradInputOut"}
+    sizes = {itemsize(call.values[name].dtype) for name in used}
+    vector = 16 // max(sizes)
+    whole = gcd(cols, vector)
+    alike = len(sizes) == 1 and (rows == 1 or all((step - cols) % vector == 0 for step in used.values()))
+    seen = all(step % 16 == 0 for step in (cols, *used.values()))
+    if not alike or seen or power_of_two(cols + vector - whole) > LONGEST_WHOLE_ROW:
+        return 1, 1
+    return vector, vector // whole
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -61,23 +83,25 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if row_step(call.values[name], 1, cols) is None:
             packed[name] = parts.take(cols * itemsize(call.values[name].dtype))
     wide = cols > LONGEST_WHOLE_ROW
-    # Rows that do not begin on 16 bytes cannot be copied ahead in vectors; element by element is slower than waiting.
-    num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) else 1
+    vector, period = (1, 1) if wide else _vectors(call, writes, rows, cols, steps)
+    # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
+    num_stages = 3 if vector > 1 or all(step % 16 == 0 for step in (cols, *steps)) else 1
     if wide:
         tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
         programs = max(1, min(rows, WIDE_PROGRAMS // chunks))
     else:
-        tile_cols = max(16, power_of_two(cols))
+        tile_cols = max(16, power_of_two(cols + vector - vector // period))
         tile_rows = max(1, TILE // tile_cols)
         num_warps = 4 if tile_cols <= 2048 else 8
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
-        programs = min(programs, -(-rows // tile_rows))
+        programs = min(rows, period * min(programs // period, -(-rows // (period * tile_rows))))
         chunks = 0
+    registers = HALF_OF_THEM if period > 1 and num_warps == 8 and tile_cols < LONG_ROW else None
     partials = parts.take(programs * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
-        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks,
-        num_warps, num_stages, partials, gathered, words, parts.bytes,
+        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, vector, period,
+        num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
     )  # fmt: skip

@@ -54,12 +54,16 @@ def partial_bytes(cols: int) -> int:
     return (cols + 15) // 16 * 128
 
 
+#: The tensors of rows.
+ROWS_OF = ("gradOut", "input", "gradInputOut")
+
+
 def lay_out_rows(
     call: Call, writes: tuple[str, ...], rows: int, cols: int, parts: Parts
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
     """Elements from row to row of gradOut, input and gradInputOut; and the places of those that must be packed."""
     steps, packed = [0, 0, 0], {}
-    for i, name in enumerate(("gradOut", "input", "gradInputOut")):
+    for i, name in enumerate(ROWS_OF):
         if name == "gradInputOut" and name not in writes:
             continue
         step = row_step(call.values[name], rows, cols)
