@@ -161,6 +161,29 @@ def test_rows_that_do_not_begin_on_16_bytes(
         assert (_others(memory, again["gradInputOut"]) == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [7, 97, 770])
+def test_a_row_has_the_same_bits_wherever_it_lies(cols: int, dtype: str) -> None:
+    kind, rows = DTYPES[dtype], 19
+    dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
+    mean, rstd = _random((rows, 1), torch.float32, 3), _random((rows, 1), torch.float32, 4)
+    weight = _random((cols,), kind, 5)
+
+    def dx(first: int) -> torch.Tensor:
+        tensors = [t[first:].clone() for t in (dy, x, mean, rstd)]
+        result = _poisoned(x, (rows - first, cols), kind)
+        values = {
+            **dict(zip(("gradOut", "input", "mean", "rstd"), tensors)), "normalizedShape": (cols,),
+            "weightOptional": weight, "outputMask": (True, False, False),
+        }  # fmt: skip
+        _run("layer_norm_backward", values, {"gradInputOut": result})
+        return result
+
+    whole = dx(0)
+    for first in range(1, 9):
+        assert torch.equal(dx(first), whole[first:]), first
+
+
 def _image(n: int, c: int, hw: int, pixels: bool, kind: torch.dtype, seed: int) -> torch.Tensor:
     return _random((n, hw, c), kind, seed).transpose(1, 2) if pixels else _random((n, c, hw), kind, seed)
 

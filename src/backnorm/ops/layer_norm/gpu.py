@@ -24,6 +24,17 @@ from .gpu_tiling import Tiling
 
 
 @triton.jit
+def _sum_in_any_order(tile, COLS: tl.constexpr):
+    """Sums of a tile's rows whose bits do not depend on the order of a row's elements. These become multiples of one
+    number, at most 2**-51 * COLS of the row's largest, by being added to an anchor and taken off again; float64 adds
+    COLS such multiples exactly. Infinities and NaN stay themselves."""
+    exponent = (tl.max(tl.abs(tile), axis=1).to(tl.int32, bitcast=True) >> 23).to(tl.int64)
+    anchor = ((exponent + (1023 - 127 + 1) << 52) | (1 << 51)).to(tl.float64, bitcast=True) * COLS
+    anchor = tl.where(exponent < 255, anchor, 0.0)[:, None]
+    return tl.sum((tile.to(tl.float64) + anchor) - anchor, axis=1).to(tl.float32)
+
+
+@triton.jit
 def _rows(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
     HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -78,8 +89,11 @@ def _rows(
                 dy = tl.where(keep[None, :], dy, 0.0)
         if WANTS_DX:
             wdy = dy * w[None, :]
-            c1 = tl.sum(wdy, axis=1) / cols
-            c2 = tl.sum(wdy * x_hat, axis=1) / cols
+            if PERIOD > 1:  # a row must have the same bits wherever it lies
+                c1, c2 = _sum_in_any_order(wdy, COLS), _sum_in_any_order(wdy * x_hat, COLS)
+            else:
+                c1, c2 = tl.sum(wdy, axis=1), tl.sum(wdy * x_hat, axis=1)
+            c1, c2 = c1 / cols, c2 / cols
             dx = (rstd[:, None] * (wdy - c1[:, None] - x_hat * c2[:, None])).to(dx_ptr.dtype.element_ty)
             place = dx_ptr + (first * dx_step - shift) // VECTOR * VECTOR + dx_at
             if EVEN:
