@@ -21,10 +21,14 @@ import torch
 import backnorm
 from backnorm import functional, plan, threads
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
-from backnorm.ops import _views
+from backnorm.datatypes import BF16, F32
+from backnorm.ops import OPS, _views
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import reference as gn
+from backnorm.ops.group_norm import tiling as gn_tiling
 from backnorm.ops.layer_norm import reference as ln
+from backnorm.products import PRODUCTS
+from backnorm.spec import Call, tensor
 
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -130,6 +134,63 @@ def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytes
     assert bits(CALLS[call](dtype)) == expected
     functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
+
+
+GROUP_NORMS = {
+    "planes": (18, 4, 199, 2, False), "aligned planes": (20, 4, 160, 2, False), "7x7": (20, 16, 49, 4, False),
+    "short planes": (3, 6, 150, 2, False), "one large sample": (1, 4, 9001, 2, False),
+    "one channel": (17, 1, 333, 1, False),
+    "pixels": (17, 24, 300, 3, True), "aligned pixels": (17, 32, 75, 4, True), "large pixels": (1, 48, 700, 4, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", GROUP_NORMS)
+def test_group_norms_bits_at_any_alignment(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the caches and past them, where what does not fill a cache line waits; nothing beside it is written."""
+    n, c, hw, group, pixels = GROUP_NORMS[name]
+    dy, x = _arrays((n, hw, c) if pixels else (n, c, hw), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(c).astype(np.float32)
+    seen, room = set(), 256
+    for least in (None, 0):
+        if least is not None:
+            monkeypatch.setattr(_views, "STREAMED_BYTES", least)
+        functional.kind_of_call.cache_clear()
+        plan._make_plan.cache_clear()
+        for shift in (0, x.itemsize, 32, 60, 64 - x.itemsize, 1):  # in bytes; the last is no multiple of an element
+            memory = [np.full(x.nbytes + 2 * room, 0xA5, np.uint8) for _ in "dxo"]
+            starts = [-m.ctypes.data % 64 + 64 + shift for m in memory]
+            moved = [m[at : at + x.nbytes].view(x.dtype).reshape(x.shape) for m, at in zip(memory, starts)]
+            moved[0][...], moved[1][...] = dy, x
+            given = [a.transpose(0, 2, 1) for a in moved] if pixels else moved
+            out = (given[2], np.empty(c, np.float32), np.empty(c, np.float32))
+            backnorm.group_norm_backward(given[0], given[1], mean, rstd, w, n, c, hw, group, out=out)
+            seen.add(bits((moved[2], *out[1:])))
+            assert (memory[2][: starts[2]] == 0xA5).all()
+            assert (memory[2][starts[2] + x.nbytes :] == 0xA5).all()
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "hw", "dtype", "streamed"),
+    [
+        (16, 8, 8192, F32, True), (16, 8, 8191, F32, False), (32, 8, 16384, BF16, True), (16, 8, 16384, BF16, False),
+        # The strides of a sample or channel that is the only one say nothing.
+        (1, 8, 131072, F32, True), (128, 1, 8192, F32, True), (1, 1, 1 << 20, F32, True),
+    ],
+)  # fmt: skip
+def test_which_group_norms_write_past_the_caches(n: int, c: int, hw: int, dtype: int, streamed: bool) -> None:
+    image, statistics, weight = tensor(dtype, n, c, hw), tensor(F32, n, 1), tensor(F32, c)
+    values = {
+        "gradOut": image, "input": image, "mean": statistics, "rstd": statistics, "gamma": weight, "N": n, "C": c,
+        "HxW": hw, "group": 1, "gradInput": image, "gradGammaOut": weight, "gradBetaOut": weight,
+    }  # fmt: skip
+    call = Call(OPS["group_norm_backward"], values, PRODUCTS["Any"])
+    assert gn_tiling.tile(call, ("gradInput", "gradGammaOut", "gradBetaOut")).streamed == streamed
 
 
 def test_planes_and_pixels_give_the_same_gradients() -> None:

@@ -321,6 +321,20 @@ def prefetch(typing: Any, address: Any) -> Any:
 
 
 @_intrinsic
+def base(typing: Any, address: Any) -> Any:
+    """The same address, but LLVM does not know what it is the sum of.
+
+    In a loop it then keeps a register for each and one offset for all, in place of more counters than there are
+    registers.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.asm(ir.FunctionType(_i64, [_i64]), "", "=r,0", [args[0]], False)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
 def scratch(typing: Any, size: Any) -> Any:
     """Memory of a kernel's own, on a cache line, for as long as it runs; `size` is a literal."""
     if not isinstance(size, types.IntegerLiteral):

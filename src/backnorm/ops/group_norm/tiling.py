@@ -24,6 +24,11 @@ TABLE_COLUMNS = 1600
 CHUNK_SAMPLES = 16
 
 
+#: float32 results are written past the caches from half the usual size on: at 120 x 120 x 144, 8.3 MB, that takes 0.54
+#: instead of 0.88 ms. In 16 bits, where the arithmetic takes longer than the memory, 4 MB take 0.53 instead of 0.49.
+FLOAT32_WORTH = 2
+
+
 class Tiling(NamedTuple):
     samples: int
     groups: int
@@ -96,12 +101,14 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if desc is None or desc.dtype != F32 or row_step(desc, 1, count) is None:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
-    split = whole < FEWEST_TASKS
     size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
+    split = whole < FEWEST_TASKS
     streamed = False
     if "gradInput" in writes:
-        contiguous = images.steps["gradInput"] == (channels * hw, channels if images.pixels else hw)
-        streamed = contiguous and worth_streaming(n * channels * hw * size)
+        outer, inner = images.steps["gradInput"]
+        count, own = (hw, channels) if images.pixels else (channels, hw)
+        contiguous = (n == 1 or outer == channels * hw) and (count == 1 or inner == own)
+        streamed = contiguous and worth_streaming(n * channels * hw * size * (FLOAT32_WORTH if size == 4 else 1))
     chunks, spans = -(-hw // (PIXEL_ROWS * together)), -(-hw // SPAN)
     per_task, row_groups, chunk_samples = max(1, task // unit), 0, 0
     if _are_rows(images, n, group_channels, hw):
