@@ -11,20 +11,23 @@ import numpy as np
 from ._native import inline
 from ._simd import (
     add,
+    copy_bytes,
     fma,
     keep,
     load,
+    load_line,
     load_part,
     mul,
     prefetch,
     splat,
     store,
     store_part,
+    stream_line,
     sub,
     sum_lanes,
     width,
 )
-from ._sums import flush
+from ._sums import flush, flush_lines
 
 #: Bytes of dx that are kept back to be written past the caches together.
 STAGE = 4096
@@ -56,12 +59,13 @@ def _dx_step(
 def sweep(
     T: Any, U: Any, columns: Any, wants_dx: Any, this: Any, following: Any, n: Any, dy: Any, x: Any, w: Any, dx: Any,
     sums: Any, f: Any, next_dy: Any, next_x: Any, next_w: Any, dy_ahead: Any, x_ahead: Any, m: Any,
-    r: Any,
+    r: Any, late: Any = None,
 ) -> Any:  # fmt: skip
     """Up to BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and dy onto
     the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat, which it returns; two
     vectors of each take turns. Both together, so that memory is read and written all the time. What lies `ahead` bytes
-    after the following row is asked for; without a following row, next_dy and next_x themselves are."""
+    after the following row is asked for; without a following row, next_dy and next_x themselves are. `late` is what
+    `grow_lines` gave: lines that go out past the caches meanwhile, `gone` bytes of them."""
     size, out, zero = width(T), width(U), splat(np.float32(0))
     mean, rstd = splat(m), splat(r)
     a0, a1, b0, b1 = zero, zero, zero, zero
@@ -77,6 +81,8 @@ def sweep(
                 prefetch(next_dy + at)
                 prefetch(next_x + at)
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
+            if late is not None and c * out < late[2]:
+                stream_line(late[1] + c * out, load_line(late[0] + c * out))
         c += 16
         at, k = c * size, c * 4
         if following:
@@ -89,10 +95,14 @@ def sweep(
                 prefetch(next_dy + at)
                 prefetch(next_x + at)
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
+            if late is not None and out == 4 and c * out < late[2]:
+                stream_line(late[1] + c * out, load_line(late[0] + c * out))
         c += 16
     while c < n:
         at, k, count = c * size, c * 4, min(16, n - c)
         if following:
+            prefetch(next_dy + at + dy_ahead)
+            prefetch(next_x + at + x_ahead)
             a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
         if this:
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, count, f)
@@ -103,6 +113,58 @@ def sweep(
 @inline
 def factors(m: Any, r: Any, s: Any, q: Any, share: Any) -> Any:
     return splat(m), splat(r), splat(np.float32(-s * share)), splat(np.float32(-q * share))
+
+
+#: Bytes of each half of a stage of lines: a row of LayerNorm's short rows, and a line before and after it.
+LINES = 3072 + 128
+TWO_HALVES = 2 * LINES
+
+
+@inline
+def start_lines(place: Any) -> Any:
+    """A stage of two halves, for dx from this address on, that goes out line by line while the next rows are made: where
+    in the stage the next row goes, how many bytes the half has to be written, and not to be written before them, the
+    address after the last one; and the `late` lines of the other half: from where, to where, how many bytes."""
+    return place % 64, place % 64, place % 64, place, (0, 0, 0)
+
+
+@inline
+def grow_lines(stage: Any, state: Any, row_bytes: Any, gone: Any, last: Any) -> Any:
+    """After a row was put into the stage and `gone` bytes of late lines were written. What does not fill a line moves on
+    to the other half; all goes with the last row, after which memory goes on elsewhere."""
+    at, staged, first, place, late = state
+    at, staged, place = at + row_bytes, staged + row_bytes, place + row_bytes
+    source, target, left = late
+    gone = min(gone, left)
+    source, target, left = source + gone, target + gone, left - gone
+    if last or staged + row_bytes > LINES - 64:
+        flush_lines(source, target, left)
+        half = at - staged
+        if last:
+            flush(stage + half + first, place - staged + first, staged - first)
+        else:
+            rest = staged % 64
+            source, target, left = stage + half, place - staged, staged - rest
+            if first > 0:
+                copy_bytes(target + first, source + first, 64 - first)
+                source, target, left = source + 64, target + 64, left - 64
+            store(np.float32(0), stage + LINES - half, load(np.float32(0), stage + at - rest))
+            at, staged, first = LINES - half + rest, rest, 0
+    return at, staged, first, place, (source, target, left)
+
+
+@inline
+def next_lines(late: Any, gone: Any, staged: Any, place: Any, count: Any) -> Any:
+    """After bytes for this address were put into a stage, as far from a cache line as the address is, and `gone` bytes
+    of late lines were written: the other late lines are, and the ends of the new bytes, and their lines are late."""
+    source, target, left = late
+    gone = min(gone, left)
+    flush_lines(source + gone, target + gone, left - gone)
+    lead = min(count, -place % 64)
+    copy_bytes(place, staged, lead)
+    lines = (count - lead) // 64 * 64
+    copy_bytes(place + lead + lines, staged + lead + lines, count - lead - lines)
+    return staged + lead, place + lead, lines
 
 
 @inline

@@ -17,7 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import STAGE, factors, grow_stage, start_stage, sweep
+from .._rows import LINES, STAGE, TWO_HALVES, factors, grow_lines, next_lines, start_lines, sweep
 from .._simd import (
     TAGS,
     add,
@@ -39,45 +39,58 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import clear, flush, reduce_partials, reduce_tasks
+from .._sums import add_columns, clear, flush, flush_lines, reduce_partials, reduce_tasks
 from .._views import AHEAD, CHUNK_ROWS
-from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
+from .tiling import BLOCK, LONGEST_SHORT_ROW, PIECE, SPAN, Tiling, partial_bytes
+
+#: Bytes of column sums of the longest short rows.
+SHORT_SUMS = partial_bytes(LONGEST_SHORT_ROW)
 
 
 @kernel
 def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """Some chunks of rows of one block a task: column sums into the chunks' partials, and dx. Steps count bytes."""
+    """Some chunks of rows of one block a task: dx, and the task's column sums, float64 sums of the chunks'. Steps count
+    bytes."""
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks, _,
+            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
+            chunk_rows, chunks, _,
         ) = words(args, 17)  # fmt: skip
-        stage = scratch(STAGE)
-        share, row_bytes = 1.0 / cols, cols * width(U)
+        stage, sums = scratch(TWO_HALVES), scratch(SHORT_SUMS)
+        share, row_bytes, gone = 1.0 / cols, cols * width(U), cols // 32 * 32 * width(U)
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
+        totals, apart = partials + task * partial_step, partial_step // 2
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        mine, f = sums, factors(m, r, 0.0, 0.0, share)
-        state = start_stage(dx + start * dx_step)
+        f, left = factors(m, r, 0.0, 0.0, share), chunk_rows
+        state = start_lines(dx + start * dx_step)
+        if columns:
+            clear(totals, partial_step)
+            clear(sums, partial_step // 2)
         s, q = sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, AHEAD, AHEAD, m, r)
         for row in range(start, end):
-            if columns and row % chunk_rows == 0:
-                mine = sums + row // chunk_rows * partial_step
-                clear(mine, partial_step)
             f = factors(m, r, s, q, share)
-            target = stage + state[1] if streamed else dx + row * dx_step
+            target = stage + state[0] if streamed else dx + row * dx_step
             if row + 1 < end:
                 m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
                 s, q = sweep(
-                    T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, mine, f, d + dy_step, p + x_step,
-                    w, AHEAD, AHEAD, m, r,
+                    T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, sums, f, d + dy_step, p + x_step,
+                    w, AHEAD, AHEAD, m, r, state[4],
                 )  # fmt: skip
             else:
-                sweep(T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, 0, 0, m, r)
+                sweep(
+                    T, U, columns, wants_dx, True, False, cols, d, p, w, target, sums, f, d, p, w, 0, 0, m, r, state[4]
+                )
             d, p = d + dy_step, p + x_step
             if wants_dx and streamed:
-                state = grow_stage(stage, state, row_bytes, row + 1 == end)
+                state = grow_lines(stage, state, row_bytes, gone, row + 1 == end)
+            if columns:
+                left -= 1
+                if left == 0 or row + 1 == end:
+                    add_columns(sums, cols, totals, apart)
+                    clear(sums, partial_step // 2)
+                    left = chunk_rows
 
     return run
 
@@ -92,23 +105,28 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks, group_rows,
+            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
+            chunk_rows, chunks, group_rows,
         ) = words(args, 17)  # fmt: skip
-        stage, totals = scratch(STAGE), scratch(128)
+        stage, row_sums = scratch(TWO_HALVES), scratch(128)
         size, out, share = width(T), width(U), 1.0 / cols
         blocks = (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
-        mine, zero = sums, np.float32(0)
+        totals, apart, late, zero = partials + task * partial_step, (cols + 15) // 16 * 128, (0, 0, 0), np.float32(0)
+        sums = totals
+        if columns and chunks > 1:  # after the float64 sums of the chunks'
+            sums += 2 * apart
+            clear(totals, 2 * apart)
         none = factors(zero, zero, 0.0, 0.0, 0.0)
         for group in range(start - group_rows, end, group_rows):
-            here = totals + (group // group_rows & 1) * 64
-            there = 2 * totals + 64 - here
+            here = row_sums + (group // group_rows & 1) * 64
+            there = 2 * row_sums + 64 - here
             count = min(group_rows, end - group) if group >= start else 0
             next_count = min(group_rows, end - group - group_rows)
             if columns and count and group % chunk_rows == 0:
-                mine = sums + group // chunk_rows * partial_step
-                clear(mine, partial_step)
+                if group > start:
+                    add_columns(sums, cols, totals, apart)
+                clear(sums, apart)
             for turn in range(blocks * group_rows):
                 i, c = turn // blocks, turn % blocks * BLOCK
                 row, n, following = group + group_rows + i, min(BLOCK, cols - c), wants_dx and i < next_count
@@ -126,16 +144,16 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                     )
                     d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
                     result = dx + row * dx_step + k * out
-                    target = stage if streamed else result
+                    target = stage + (turn & 1) * LINES + result % 64 if streamed else result
                     if following and n == width_here:
                         s, q = sweep(
-                            T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, mine + k * 8, f, next_d,
-                            next_p, next_w, AHEAD, AHEAD, m, r,
+                            T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, sums + k * 8, f, next_d,
+                            next_p, next_w, AHEAD, AHEAD, m, r, late,
                         )  # fmt: skip
                     else:
                         sweep(
-                            T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, mine + k * 8, f,
-                            next_d, next_p, 0, 0, 0, zero, zero,
+                            T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, sums + k * 8, f,
+                            next_d, next_p, 0, 0, 0, zero, zero, late,
                         )  # fmt: skip
                         if following:
                             s, q = sweep(
@@ -143,7 +161,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                                 AHEAD, AHEAD, m, r,
                             )  # fmt: skip
                     if wants_dx and streamed:
-                        flush(stage, result, width_here * out)
+                        late = next_lines(late, width_here // 32 * 32 * out, target, result, width_here * out)
                 elif following:
                     s, q = sweep(
                         T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, AHEAD,
@@ -154,6 +172,9 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                         s, q = s + load_double(place), q + load_double(place + 8)
                     store_double(place, s)
                     store_double(place + 8, q)
+        flush_lines(late[0], late[1], late[2])
+        if columns and chunks > 1:
+            add_columns(sums, cols, totals, apart)
 
     return run
 
@@ -339,14 +360,14 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         rows_kernel = _short_rows if tiling.short else _whole_rows
         program.job(
             rows_kernel(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
-            dx_step, tiling.streamed, sums, partial_bytes(cols), rows, cols, tiling.chunk_rows, tiling.task_chunks,
+            dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks,
             tiling.group_rows,
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
         sums_kernel = _split_sums(T, bool(columns) and not single)
         sums_arguments = program.arguments(
-            *inputs, sums, partial_bytes(cols), totals, rows, cols, tiling.group_rows, spans
+            *inputs, sums, tiling.partial_step, totals, rows, cols, tiling.group_rows, spans
         )
         totals_arguments = program.arguments(totals, spans)
         dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, cols, spans)
@@ -364,11 +385,12 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             program.job(
                 _single_row(T, U, W, B), pieces, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
             )
+    bias = partial_bytes(cols) if tiling.wide else 64
     for name in columns:
         if not (tiling.spans and rows == 1):
             program.job(
-                reduce_partials(TAGS[values[name].dtype], False), reduce_tasks(cols), tiling.chunks * cols,
-                sums + (64 if name == "gradBiasOut" else 0), 128, partial_bytes(cols), tiling.chunks, cols, 0,
+                reduce_partials(TAGS[values[name].dtype], tiling.wide), reduce_tasks(cols), tiling.sums * cols,
+                sums + (bias if name == "gradBiasOut" else 0), 128, tiling.partial_step, tiling.sums, cols, 0,
                 results[name],
             )  # fmt: skip
         if name in tiling.scattered:
