@@ -17,7 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import LINES, STAGE, TWO_HALVES, factors, grow_lines, next_lines, start_lines, sweep
+from .._rows import LINES, TWO_HALVES, factors, gone_lines, grow_lines, next_lines, start_lines, sweep
 from .._simd import (
     TAGS,
     add,
@@ -58,7 +58,7 @@ def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
             chunk_rows, chunks, _,
         ) = words(args, 17)  # fmt: skip
         stage, sums = scratch(TWO_HALVES), scratch(SHORT_SUMS)
-        share, row_bytes, gone = 1.0 / cols, cols * width(U), cols // 32 * 32 * width(U)
+        share, row_bytes, gone = 1.0 / cols, cols * width(U), gone_lines(U, cols)
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         totals, apart = partials + task * partial_step, partial_step // 2
         d, p = dy + start * dy_step, x + start * x_step
@@ -108,7 +108,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
             chunk_rows, chunks, group_rows,
         ) = words(args, 17)  # fmt: skip
-        stage, row_sums = scratch(TWO_HALVES), scratch(128)
+        stage, carries, row_sums = scratch(TWO_HALVES), scratch(256), scratch(128)
         size, out, share = width(T), width(U), 1.0 / cols
         blocks = (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
@@ -136,32 +136,30 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                 place, s, q = there + i * 16, 0.0, 0.0
                 this = turn < blocks * count
                 if this:
-                    k = turn // count * BLOCK
-                    row, width_here = group + turn % count, min(BLOCK, cols - k)
-                    at = here + turn % count * 16
+                    row, k = group + turn % count, turn // count * BLOCK
+                    here_n, at, carry = min(BLOCK, cols - k), here + turn % count * 16, carries + turn % count * 64
                     f = factors(
                         load_one(mean + row * 4), load_one(rstd + row * 4), load_double(at), load_double(at + 8), share
                     )
                     d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
-                    result = dx + row * dx_step + k * out
-                    target = stage + (turn & 1) * LINES + result % 64 if streamed else result
-                    if following and n == width_here:
+                    result, half = dx + row * dx_step + k * out, stage + (turn & 1) * LINES
+                    target = half + result % 64 if streamed else result
+                    if wants_dx and streamed:
+                        store(zero, half, load(zero, carry))
+                    if following:
                         s, q = sweep(
-                            T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, sums + k * 8, f, next_d,
-                            next_p, next_w, AHEAD, AHEAD, m, r, late,
+                            T, U, columns, wants_dx, True, True, here_n, d, p, w + k * 4, target, sums + k * 8, f,
+                            next_d, next_p, next_w, AHEAD, AHEAD, m, r, late, n,
                         )  # fmt: skip
+                        gone = gone_lines(U, min(here_n, n))
                     else:
                         sweep(
-                            T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, sums + k * 8, f,
+                            T, U, columns, wants_dx, True, False, here_n, d, p, w + k * 4, target, sums + k * 8, f,
                             next_d, next_p, 0, 0, 0, zero, zero, late,
                         )  # fmt: skip
-                        if following:
-                            s, q = sweep(
-                                T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, next_d, next_p, next_w,
-                                AHEAD, AHEAD, m, r,
-                            )  # fmt: skip
+                        gone = gone_lines(U, here_n)
                     if wants_dx and streamed:
-                        late = next_lines(late, width_here // 32 * 32 * out, target, result, width_here * out)
+                        late = next_lines(late, gone, half, result, here_n * out, carry, k == 0, k + BLOCK >= cols)
                 elif following:
                     s, q = sweep(
                         T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, AHEAD,
@@ -256,21 +254,24 @@ def _split_dx(T: Any, U: Any) -> Any:
 
     def run(args: Any, task: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, cols, spans = words(args, 13)
-        stage = scratch(STAGE)
+        stage = scratch(TWO_HALVES)
         pieces, size, out = (cols + PIECE - 1) // PIECE, width(T), width(U)
         row, start = task // pieces, task % pieces * PIECE
         m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
         place = totals + row * spans * 16
         f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
+        state = start_lines(dx + row * dx_step + start * out)
         for c in range(start, min(cols, start + PIECE), BLOCK):
             n = min(BLOCK, cols - c)
-            d, p, target = dy + row * dy_step + c * size, x + row * x_step + c * size, dx + row * dx_step + c * out
+            d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
+            target = stage + state[0] if streamed else dx + row * dx_step + c * out
             sweep(
-                T, U, False, True, True, False, n, d, p, w + c * 4, stage if streamed else target, 0, f,
-                d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
+                T, U, False, True, True, False, n, d, p, w + c * 4, target, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
+                state[4],
             )  # fmt: skip
             if streamed:
-                flush(stage, target, n * out)
+                last = c + BLOCK >= min(cols, start + PIECE)
+                state = grow_lines(stage, state, n * out, gone_lines(U, n), last)
 
     return run
 
