@@ -59,20 +59,18 @@ def _dx_step(
 def sweep(
     T: Any, U: Any, columns: Any, wants_dx: Any, this: Any, following: Any, n: Any, dy: Any, x: Any, w: Any, dx: Any,
     sums: Any, f: Any, next_dy: Any, next_x: Any, next_w: Any, dy_ahead: Any, x_ahead: Any, m: Any,
-    r: Any, late: Any = None, next_n: Any = None,
+    r: Any, late: Any = None,
 ) -> Any:  # fmt: skip
-    """Up to some BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and dy
-    onto the column sums. And of the following row, from memory, `next_n` or as many: the sums of wdy and wdy * x_hat,
-    which it returns; two vectors of each take turns. Both together, so that memory is read and written all the time.
-    What lies `ahead` bytes after the following row is asked for; without a following row, next_dy and next_x themselves
-    are. `late` lines, see `start_lines`, go out meanwhile, as many as `gone_lines` says."""
+    """Up to LONGEST_BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and dy
+    onto the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat, which it returns; two
+    vectors of each take turns. Both together, so that memory is read and written all the time. What lies `ahead` bytes
+    after the following row is asked for; without a following row, next_dy and next_x themselves are. `late` lines, see
+    `start_lines`, go out meanwhile, as many as `gone_lines` says."""
     size, out, zero = width(T), width(U), splat(np.float32(0))
     mean, rstd = splat(m), splat(r)
     a0, a1, b0, b1 = zero, zero, zero, zero
-    count = n if next_n is None else next_n
-    both = min(n, count) if this and following else n if this else count
     c = 0
-    while c + 32 <= both:
+    while c + 32 <= n:
         at, k = c * size, c * 4
         if following:
             prefetch(next_dy + at + dy_ahead)
@@ -100,38 +98,16 @@ def sweep(
             if late is not None and out == 4 and c * out < late[2]:
                 stream_line(late[1] + c * out, load_line(late[0] + c * out))
         c += 16
-    if following:
-        e = c
-        if next_n is not None:
-            while e + 32 <= count:
-                at, k = e * size, e * 4
-                prefetch(next_dy + at + dy_ahead)
-                prefetch(next_x + at + x_ahead)
-                a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a0, b0)
-                at, k = at + 16 * size, k + 64
-                prefetch(next_dy + at + dy_ahead)
-                prefetch(next_x + at + x_ahead)
-                a1, b1 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a1, b1)
-                e += 32
-        while e < count:
-            # The lines at a row's end are asked for too: without that, rows of 375 columns took 5.3 instead of 3.7 ms.
-            at, k = e * size, e * 4
+    while c < n:
+        at, k, count = c * size, c * 4, min(16, n - c)
+        if following:
+            # At a row's end too: without it, 375 columns took 5.3 instead of 3.7 ms.
             prefetch(next_dy + at + dy_ahead)
             prefetch(next_x + at + x_ahead)
-            a0, b0 = _sums_step(
-                T, next_dy + at, next_x + at, next_w + k, min(16, count - e), mean, rstd, a0, b0
-            )
-            e += 16
-    if this:
-        if next_n is not None:
-            while c + 16 <= n:
-                at, k = c * size, c * 4
-                _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
-                c += 16
-        while c < n:
-            at, k = c * size, c * 4
-            _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, min(16, n - c), f)
-            c += 16
+            a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
+        if this:
+            _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, count, f)
+        c += 16
     return np.float64(sum_lanes(add(a0, a1))), np.float64(sum_lanes(add(b0, b1)))
 
 
@@ -148,7 +124,7 @@ def factors(m: Any, r: Any, s: Any, q: Any, share: Any) -> Any:
 
 #: Bytes of each half of a stage of lines: a row of LayerNorm's short rows, and a line before and after it.
 LINES = 3072 + 128
-TWO_HALVES = 2 * LINES
+STAGE_OF_LINES = 2 * LINES
 
 
 @inline
@@ -182,30 +158,6 @@ def grow_lines(stage: Any, state: Any, row_bytes: Any, gone: Any, last: Any) -> 
             store(np.float32(0), stage + LINES - half, load(np.float32(0), stage + at - rest))
             at, staged, first = LINES - half + rest, rest, 0
     return at, staged, first, place, (source, target, left)
-
-
-@inline
-def next_lines(
-    late: Any, gone: Any, half: Any, place: Any, count: Any, carry: Any, first: Any, last: Any
-) -> Any:  # fmt: skip
-    """After a part of a row for this address was put into half a stage, as far from a line as the address is, and `gone`
-    bytes of late lines were written: the other late lines are, and those of this part become late. What does not fill
-    a line at its end is carried to the row's next part, which puts it first; a row's first and last bytes are written."""
-    source, target, left = late
-    gone = min(gone, left)
-    flush_lines(source + gone, target + gone, left - gone)
-    before = place % 64
-    end = before + count
-    start, lines = 0, end // 64 * 64
-    if first and before > 0:
-        start = min(64, end)
-        copy_bytes(place, half + before, start - before)
-        lines = max(lines, start)
-    if last:
-        copy_bytes(place - before + lines, half + lines, end - lines)
-    else:
-        store(np.float32(0), carry, load(np.float32(0), half + lines))
-    return half + start, place - before + start, lines - start
 
 
 @inline

@@ -17,7 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import LINES, TWO_HALVES, factors, gone_lines, grow_lines, next_lines, start_lines, sweep
+from .._rows import STAGE_OF_LINES, factors, gone_lines, grow_lines, start_lines, sweep
 from .._simd import (
     TAGS,
     add,
@@ -39,140 +39,75 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import add_columns, clear, flush, flush_lines, reduce_partials, reduce_tasks
+from .._sums import add_columns, clear, flush, reduce_partials, reduce_tasks
 from .._views import AHEAD, CHUNK_ROWS
-from .tiling import BLOCK, LONGEST_SHORT_ROW, PIECE, SPAN, Tiling, partial_bytes
-
-#: Bytes of column sums of the longest short rows.
-SHORT_SUMS = partial_bytes(LONGEST_SHORT_ROW)
-
-
-@kernel
-def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """Some chunks of rows of one block a task: dx, and the task's column sums, float64 sums of the chunks'. Steps count
-    bytes."""
-
-    def run(args: Any, task: Any) -> Any:
-        (
-            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
-            chunk_rows, chunks, _,
-        ) = words(args, 17)  # fmt: skip
-        stage, sums = scratch(TWO_HALVES), scratch(SHORT_SUMS)
-        share, row_bytes, gone = 1.0 / cols, cols * width(U), gone_lines(U, cols)
-        start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
-        totals, apart = partials + task * partial_step, partial_step // 2
-        d, p = dy + start * dy_step, x + start * x_step
-        m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        f, left = factors(m, r, 0.0, 0.0, share), chunk_rows
-        state = start_lines(dx + start * dx_step)
-        if columns:
-            clear(totals, partial_step)
-            clear(sums, partial_step // 2)
-        s, q = sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, AHEAD, AHEAD, m, r)
-        for row in range(start, end):
-            f = factors(m, r, s, q, share)
-            target = stage + state[0] if streamed else dx + row * dx_step
-            if row + 1 < end:
-                m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
-                s, q = sweep(
-                    T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, sums, f, d + dy_step, p + x_step,
-                    w, AHEAD, AHEAD, m, r, state[4],
-                )  # fmt: skip
-            else:
-                sweep(
-                    T, U, columns, wants_dx, True, False, cols, d, p, w, target, sums, f, d, p, w, 0, 0, m, r, state[4]
-                )
-            d, p = d + dy_step, p + x_step
-            if wants_dx and streamed:
-                state = grow_lines(stage, state, row_bytes, gone, row + 1 == end)
-            if columns:
-                left -= 1
-                if left == 0 or row + 1 == end:
-                    add_columns(sums, cols, totals, apart)
-                    clear(sums, partial_step // 2)
-                    left = chunk_rows
-
-    return run
+from .tiling import BLOCK, LONGEST_BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 
 @kernel
 def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """The same for rows of several blocks.
+    """Some chunks of rows a task: dx, and the column sums. Steps count bytes.
 
-    A group of up to four rows is summed while dx of the one before is made, block by block: the former row by row, as
-    memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
+    A row is summed while dx of the one before is made, block by block. Where a task has several chunks, their column
+    sums are added up in float64; the chunk at hand has its own after those.
     """
 
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
-            chunk_rows, chunks, group_rows,
+            chunk_rows, chunks, block,
         ) = words(args, 17)  # fmt: skip
-        stage, carries, row_sums = scratch(TWO_HALVES), scratch(256), scratch(128)
+        stage = scratch(STAGE_OF_LINES)
         size, out, share = width(T), width(U), 1.0 / cols
-        blocks = (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
-        totals, apart, late, zero = partials + task * partial_step, (cols + 15) // 16 * 128, (0, 0, 0), np.float32(0)
+        totals, apart = partials + task * partial_step, (cols + 15) // 16 * 128
         sums = totals
-        if columns and chunks > 1:  # after the float64 sums of the chunks'
-            sums += 2 * apart
-            clear(totals, 2 * apart)
-        none = factors(zero, zero, 0.0, 0.0, 0.0)
-        for group in range(start - group_rows, end, group_rows):
-            here = row_sums + (group // group_rows & 1) * 64
-            there = 2 * row_sums + 64 - here
-            count = min(group_rows, end - group) if group >= start else 0
-            next_count = min(group_rows, end - group - group_rows)
-            if columns and count and group % chunk_rows == 0:
-                if group > start:
-                    add_columns(sums, cols, totals, apart)
-                clear(sums, apart)
-            for turn in range(blocks * group_rows):
-                i, c = turn // blocks, turn % blocks * BLOCK
-                row, n, following = group + group_rows + i, min(BLOCK, cols - c), wants_dx and i < next_count
-                next_d, next_p, next_w = dy + row * dy_step + c * size, x + row * x_step + c * size, w + c * 4
-                mean_row = min(row, end - 1) * 4
-                m, r = load_one(mean + mean_row), load_one(rstd + mean_row)
-                place, s, q = there + i * 16, 0.0, 0.0
-                this = turn < blocks * count
-                if this:
-                    row, k = group + turn % count, turn // count * BLOCK
-                    here_n, at, carry = min(BLOCK, cols - k), here + turn % count * 16, carries + turn % count * 64
-                    f = factors(
-                        load_one(mean + row * 4), load_one(rstd + row * 4), load_double(at), load_double(at + 8), share
-                    )
-                    d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
-                    result, half = dx + row * dx_step + k * out, stage + (turn & 1) * LINES
-                    target = half + result % 64 if streamed else result
-                    if wants_dx and streamed:
-                        store(zero, half, load(zero, carry))
-                    if following:
-                        s, q = sweep(
-                            T, U, columns, wants_dx, True, True, here_n, d, p, w + k * 4, target, sums + k * 8, f,
-                            next_d, next_p, next_w, AHEAD, AHEAD, m, r, late, n,
-                        )  # fmt: skip
-                        gone = gone_lines(U, min(here_n, n))
-                    else:
-                        sweep(
-                            T, U, columns, wants_dx, True, False, here_n, d, p, w + k * 4, target, sums + k * 8, f,
-                            next_d, next_p, 0, 0, 0, zero, zero, late,
-                        )  # fmt: skip
-                        gone = gone_lines(U, here_n)
-                    if wants_dx and streamed:
-                        late = next_lines(late, gone, half, result, here_n * out, carry, k == 0, k + BLOCK >= cols)
-                elif following:
-                    s, q = sweep(
-                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, AHEAD,
-                        AHEAD, m, r,
+        if columns:
+            if chunks > 1:
+                clear(totals, 2 * apart)
+                sums += 2 * apart
+            clear(sums, apart)
+        d, p = dy + start * dy_step, x + start * x_step
+        m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
+        s, q, left = 0.0, 0.0, chunk_rows
+        f, state = factors(m, r, s, q, share), start_lines(dx + start * dx_step)
+        if wants_dx:
+            for c in range(0, cols, block):
+                at = c * size
+                a, b = sweep(
+                    T, U, columns, wants_dx, False, True, min(block, cols - c), 0, 0, 0, 0, 0, f, d + at, p + at,
+                    w + c * 4, AHEAD, AHEAD, m, r,
+                )  # fmt: skip
+                s, q = s + a, q + b
+        for row in range(start, end):
+            f = factors(m, r, s, q, share)
+            s, q = 0.0, 0.0
+            if row + 1 < end:
+                m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
+            for c in range(0, cols, block):
+                n, at, v = min(block, cols - c), c * size, w + c * 4
+                target = stage + state[0] if streamed else dx + row * dx_step + c * out
+                if row + 1 < end:
+                    a, b = sweep(
+                        T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, target, sums + c * 8, f,
+                        d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r, state[4],
                     )  # fmt: skip
-                if following:
-                    if c > 0:
-                        s, q = s + load_double(place), q + load_double(place + 8)
-                    store_double(place, s)
-                    store_double(place + 8, q)
-        flush_lines(late[0], late[1], late[2])
-        if columns and chunks > 1:
-            add_columns(sums, cols, totals, apart)
+                    s, q = s + a, q + b
+                else:
+                    sweep(
+                        T, U, columns, wants_dx, True, False, n, d + at, p + at, v, target, sums + c * 8, f, d + at,
+                        p + at, v, 0, 0, m, r, state[4],
+                    )  # fmt: skip
+                if wants_dx and streamed:
+                    ends = c + block >= cols and (row + 1 == end or dx_step != cols * out)
+                    state = grow_lines(stage, state, n * out, gone_lines(U, n), ends)
+                    if ends:
+                        state = start_lines(dx + (row + 1) * dx_step)
+            d, p, left = d + dy_step, p + x_step, left - 1
+            if columns and chunks > 1 and (left == 0 or row + 1 == end):
+                add_columns(sums, cols, totals, apart)
+                clear(sums, apart)
+                left = chunk_rows
 
     return run
 
@@ -254,7 +189,7 @@ def _split_dx(T: Any, U: Any) -> Any:
 
     def run(args: Any, task: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, cols, spans = words(args, 13)
-        stage = scratch(TWO_HALVES)
+        stage = scratch(STAGE_OF_LINES)
         pieces, size, out = (cols + PIECE - 1) // PIECE, width(T), width(U)
         row, start = task // pieces, task % pieces * PIECE
         m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
@@ -358,11 +293,11 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name in columns
     }
     if not tiling.spans:
-        rows_kernel = _short_rows if tiling.short else _whole_rows
+        block = cols if cols <= LONGEST_BLOCK else BLOCK
         program.job(
-            rows_kernel(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
+            _whole_rows(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
             dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks,
-            tiling.group_rows,
+            block,
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
