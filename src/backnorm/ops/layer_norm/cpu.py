@@ -45,8 +45,9 @@ from .tiling import BLOCK, LONGEST_BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 
 @kernel
-def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """Some chunks of rows a task: dx, and the column sums. Steps count bytes.
+def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any:
+    """Some chunks of rows a task: dx, and the column sums. `single`: of one block each (to find that out costs 10 ns a
+    row, half of what one of 64 columns takes). Steps count bytes.
 
     A row is summed while dx of the one before is made, block by block. Where a task has several chunks, their column
     sums are added up in float64; the chunk at hand has its own after those.
@@ -55,10 +56,11 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
-            chunk_rows, chunks, block,
-        ) = words(args, 17)  # fmt: skip
+            chunk_rows, chunks,
+        ) = words(args, 16)  # fmt: skip
         stage = scratch(STAGE_OF_LINES)
         size, out, share = width(T), width(U), 1.0 / cols
+        blocks = 1 if single else (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         totals, apart = partials + task * partial_step, (cols + 15) // 16 * 128
         sums = totals
@@ -72,10 +74,11 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
         s, q, left = 0.0, 0.0, chunk_rows
         f, state = factors(m, r, s, q, share), start_lines(dx + start * dx_step)
         if wants_dx:
-            for c in range(0, cols, block):
-                at = c * size
+            for i in range(blocks):
+                c = i * BLOCK
+                n, at = cols if single else min(BLOCK, cols - c), c * size
                 a, b = sweep(
-                    T, U, columns, wants_dx, False, True, min(block, cols - c), 0, 0, 0, 0, 0, f, d + at, p + at,
+                    T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, d + at, p + at,
                     w + c * 4, AHEAD, AHEAD, m, r,
                 )  # fmt: skip
                 s, q = s + a, q + b
@@ -84,8 +87,9 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
             s, q = 0.0, 0.0
             if row + 1 < end:
                 m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
-            for c in range(0, cols, block):
-                n, at, v = min(block, cols - c), c * size, w + c * 4
+            for i in range(blocks):
+                c = i * BLOCK
+                n, at, v = cols if single else min(BLOCK, cols - c), c * size, w + c * 4
                 target = stage + state[0] if streamed else dx + row * dx_step + c * out
                 if row + 1 < end:
                     a, b = sweep(
@@ -99,9 +103,9 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
                         p + at, v, 0, 0, m, r, state[4],
                     )  # fmt: skip
                 if wants_dx and streamed:
-                    ends = c + block >= cols and (row + 1 == end or dx_step != cols * out)
+                    ends = i + 1 == blocks and (row + 1 == end or (not single and dx_step != cols * out))
                     state = grow_lines(stage, state, n * out, gone_lines(U, n), ends)
-                    if ends:
+                    if ends and not single:
                         state = start_lines(dx + (row + 1) * dx_step)
             d, p, left = d + dy_step, p + x_step, left - 1
             if columns and chunks > 1 and (left == 0 or row + 1 == end):
@@ -293,11 +297,10 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name in columns
     }
     if not tiling.spans:
-        block = cols if cols <= LONGEST_BLOCK else BLOCK
         program.job(
-            _whole_rows(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
-            dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks,
-            block,
+            _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK), -(-tiling.chunks // tiling.task_chunks),
+            elements, *inputs, dx, dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows,
+            tiling.task_chunks,
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
