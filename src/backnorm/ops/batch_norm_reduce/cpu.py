@@ -130,9 +130,7 @@ def _pixel_sums(T: Any) -> Any:
         d, p = dy + n * dy_n + first * dy_h, x + n * x_n + first * x_h
         for row in range(0, half, PIXEL_ROWS // 2):
             count = min(PIXEL_ROWS // 2, half - row)
-            _sum_pairs(
-                T, d + row * dy_h, dy_h, half * dy_h, p + row * x_h, x_h, half * x_h, count, cols, table, sums
-            )
+            _sum_pairs(T, d + row * dy_h, dy_h, half * dy_h, p + row * x_h, x_h, half * x_h, count, cols, table, sums)
             add_columns(sums, cols, totals, apart)
         if first + 2 * half < end:
             sum_columns(
