@@ -72,6 +72,7 @@ def batch_norm(n: int, c: int, hw: int, dtype: str, pixels: bool = False) -> tup
 
 CALLS = {
     "ln many short rows": lambda t: layer_norm(3001, 64, t),
+    "ln ragged short rows": lambda t: layer_norm(1203, 375, t),
     "ln ragged": lambda t: layer_norm(517, 769, t),
     "ln wide rows": lambda t: layer_norm(21, 20_001, t),
     "ln few long rows": lambda t: layer_norm(5, 40_001, t),
@@ -191,6 +192,34 @@ def test_which_group_norms_write_past_the_caches(n: int, c: int, hw: int, dtype:
     }  # fmt: skip
     call = Call(OPS["group_norm_backward"], values, PRODUCTS["Any"])
     assert gn_tiling.tile(call, ("gradInput", "gradGammaOut", "gradBetaOut")).streamed == streamed
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("cols", [1, 5, 31, 32, 33, 64, 375, 768, 769, 1537, 33001])
+def test_rows_past_the_caches_stay_within_their_memory(
+    cols: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """At any alignment, with and without gaps between the rows, and in place."""
+    rows = max(3, 40_000 // cols)
+    dy, x = _arrays((rows, cols), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(cols).astype(np.float32)
+    expected = bits(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w))
+    monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    for shift, gap in ((0, 0), (1, 0), (7, 0), (0, 3), (5, 16)):
+        memory = np.full(shift + rows * (cols + gap) + 64, np.nan, NUMPY_TYPES[dtype])
+        dx = memory[shift : shift + rows * (cols + gap)].reshape(rows, cols + gap)[:, :cols]
+        out = (dx, np.full(cols, np.nan, np.float32), np.full(cols, np.nan, np.float32))
+        assert bits(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w, out=out)) == expected
+        dx[...] = np.nan
+        assert np.isnan(memory.astype(np.float32)).all()
+        dx[...] = dy
+        assert bits(backnorm.layer_norm_backward(dx, x, (cols,), mean, rstd, w, out=out)) == expected
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
 
 
 def test_planes_and_pixels_give_the_same_gradients() -> None:

@@ -11,20 +11,23 @@ import numpy as np
 from ._native import inline
 from ._simd import (
     add,
+    copy_bytes,
     fma,
     keep,
     load,
+    load_line,
     load_part,
     mul,
     prefetch,
     splat,
     store,
     store_part,
+    stream_line,
     sub,
     sum_lanes,
     width,
 )
-from ._sums import flush
+from ._sums import flush, flush_lines
 
 #: Bytes of dx that are kept back to be written past the caches together.
 STAGE = 4096
@@ -56,12 +59,13 @@ def _dx_step(
 def sweep(
     T: Any, U: Any, columns: Any, wants_dx: Any, this: Any, following: Any, n: Any, dy: Any, x: Any, w: Any, dx: Any,
     sums: Any, f: Any, next_dy: Any, next_x: Any, next_w: Any, dy_ahead: Any, x_ahead: Any, m: Any,
-    r: Any,
+    r: Any, late: Any = None,
 ) -> Any:  # fmt: skip
-    """Up to BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and dy onto
-    the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat, which it returns; two
-    vectors of each take turns. Both together, so that memory is read and written all the time. What lies `ahead` bytes
-    after the following row is asked for; without a following row, next_dy and next_x themselves are."""
+    """Up to LONGEST_BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), and dy * x_hat and
+    dy onto the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat, which it returns;
+    two vectors of each take turns. Both together, so that memory is read and written all the time. What lies `ahead`
+    bytes after the following row is asked for; without a following row, next_dy and next_x themselves are. `late`
+    lines, see `start_lines`, go out meanwhile, as many as `gone_lines` says."""
     size, out, zero = width(T), width(U), splat(np.float32(0))
     mean, rstd = splat(m), splat(r)
     a0, a1, b0, b1 = zero, zero, zero, zero
@@ -77,6 +81,8 @@ def sweep(
                 prefetch(next_dy + at)
                 prefetch(next_x + at)
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
+            if late is not None and c * out < late[2]:
+                stream_line(late[1] + c * out, load_line(late[0] + c * out))
         c += 16
         at, k = c * size, c * 4
         if following:
@@ -89,10 +95,15 @@ def sweep(
                 prefetch(next_dy + at)
                 prefetch(next_x + at)
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, 16, f)
+            if late is not None and out == 4 and c * out < late[2]:
+                stream_line(late[1] + c * out, load_line(late[0] + c * out))
         c += 16
     while c < n:
         at, k, count = c * size, c * 4, min(16, n - c)
         if following:
+            # At a row's end too: without it, 375 columns took 5.3 instead of 3.7 ms.
+            prefetch(next_dy + at + dy_ahead)
+            prefetch(next_x + at + x_ahead)
             a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
         if this:
             _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx + c * out, sums + 2 * k, count, f)
@@ -101,8 +112,54 @@ def sweep(
 
 
 @inline
+def gone_lines(U: Any, n: Any) -> Any:
+    """Bytes of late lines that a sweep over so many columns of both rows writes, if there are as many."""
+    return n // 32 * 32 * width(U)
+
+
+@inline
 def factors(m: Any, r: Any, s: Any, q: Any, share: Any) -> Any:
     return splat(m), splat(r), splat(np.float32(-s * share)), splat(np.float32(-q * share))
+
+
+#: Bytes of each half of a stage of lines: the longest block of LayerNorm, and a line before and after it.
+LINES = 3072 + 128
+STAGE_OF_LINES = 2 * LINES
+
+
+@inline
+def start_lines(place: Any) -> Any:
+    """A stage of two halves, for dx from this address on. One is filled while the other's lines go out, one for each
+    vector or two: written all at once they hold up the loads (0.80 against 0.97 of the probe for rows of 64 columns).
+
+    The state: where in the stage the next row goes; where the half at hand ends, and where what is to be written begins
+    in it; the address of the end; and the other half's `late` lines: from where, to where, how many bytes."""
+    return place % 64, place % 64, place % 64, place, (0, 0, 0)
+
+
+@inline
+def grow_lines(stage: Any, state: Any, row_bytes: Any, gone: Any, last: Any) -> Any:
+    """After a row was put into the stage and `gone` bytes of late lines were written. What does not fill a line moves
+    on to the other half; all goes with the last row, after which memory goes on elsewhere."""
+    at, staged, first, place, late = state
+    at, staged, place = at + row_bytes, staged + row_bytes, place + row_bytes
+    source, target, left = late
+    gone = min(gone, left)
+    source, target, left = source + gone, target + gone, left - gone
+    if last or staged + row_bytes > LINES - 64:
+        flush_lines(source, target, left)
+        half = at - staged
+        if last:
+            flush(stage + half + first, place - staged + first, staged - first)
+        else:
+            rest = staged % 64
+            source, target, left = stage + half, place - staged, staged - rest
+            if first > 0:
+                copy_bytes(target + first, source + first, 64 - first)
+                source, target, left = source + 64, target + 64, left - 64
+            store(np.float32(0), stage + LINES - half, load(np.float32(0), stage + at - rest))
+            at, staged, first = LINES - half + rest, rest, 0
+    return at, staged, first, place, (source, target, left)
 
 
 @inline

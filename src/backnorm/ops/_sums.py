@@ -231,11 +231,16 @@ def flush(stage: Any, target: Any, count: Any) -> Any:
     """Bytes to memory past the caches, where whole cache lines can be."""
     lead = min(count, -target % 64)
     copy_bytes(target, stage, lead)
-    at = lead
-    while at + 64 <= count:
+    lines = (count - lead) // 64 * 64
+    flush_lines(stage + lead, target + lead, lines)
+    copy_bytes(target + lead + lines, stage + lead + lines, count - lead - lines)
+
+
+@inline
+def flush_lines(stage: Any, target: Any, count: Any) -> Any:
+    """Whole cache lines to memory past the caches."""
+    for at in range(0, count, 64):
         stream_line(target + at, load_line(stage + at))
-        at += 64
-    copy_bytes(target + at, stage + at, count - at)
 
 
 def reduce_tasks(cols: int) -> int:

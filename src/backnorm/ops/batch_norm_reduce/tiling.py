@@ -77,7 +77,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     task_samples = max(1, min(16, size // (task_channels * image)))
     cols = together * channels
     chunks = -(-image // (PIXEL_ROWS * together))
-    task_chunks = max(1, size // (PIXEL_ROWS * cols))
+    # Two halves of a task are read at once, so they may be longer: 3.28 instead of 3.45 ms at 64x256x28x28.
+    task_chunks = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
     if images.pixels:
         partials = parts.take(samples * -(-chunks // task_chunks) * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)

@@ -17,7 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import STAGE, factors, grow_stage, start_stage, sweep
+from .._rows import STAGE_OF_LINES, factors, gone_lines, grow_lines, start_lines, sweep
 from .._simd import (
     TAGS,
     add,
@@ -39,121 +39,79 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import clear, flush, reduce_partials, reduce_tasks
+from .._sums import add_columns, clear, flush, reduce_partials, reduce_tasks
 from .._views import AHEAD, CHUNK_ROWS
-from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
+from .tiling import BLOCK, LONGEST_BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 
 @kernel
-def _short_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """Some chunks of rows of one block a task: column sums into the chunks' partials, and dx. Steps count bytes."""
+def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any:
+    """Some chunks of rows a task: dx, and the column sums. `single`: of one block each (to find that out costs 10 ns a
+    row, half of what one of 64 columns takes). Steps count bytes.
 
-    def run(args: Any, task: Any) -> Any:
-        (
-            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks, _,
-        ) = words(args, 17)  # fmt: skip
-        stage = scratch(STAGE)
-        share, row_bytes = 1.0 / cols, cols * width(U)
-        start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
-        d, p = dy + start * dy_step, x + start * x_step
-        m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        mine, f = sums, factors(m, r, 0.0, 0.0, share)
-        state = start_stage(dx + start * dx_step)
-        s, q = sweep(T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, sums, f, d, p, w, AHEAD, AHEAD, m, r)
-        for row in range(start, end):
-            if columns and row % chunk_rows == 0:
-                mine = sums + row // chunk_rows * partial_step
-                clear(mine, partial_step)
-            f = factors(m, r, s, q, share)
-            target = stage + state[1] if streamed else dx + row * dx_step
-            if row + 1 < end:
-                m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
-                s, q = sweep(
-                    T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, mine, f, d + dy_step, p + x_step,
-                    w, AHEAD, AHEAD, m, r,
-                )  # fmt: skip
-            else:
-                sweep(T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, 0, 0, m, r)
-            d, p = d + dy_step, p + x_step
-            if wants_dx and streamed:
-                state = grow_stage(stage, state, row_bytes, row + 1 == end)
-
-    return run
-
-
-@kernel
-def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
-    """The same for rows of several blocks.
-
-    A group of up to four rows is summed while dx of the one before is made, block by block: the former row by row, as
-    memory likes it, the latter column by column, so that a block's column sums stay in the L1 cache.
+    A row is summed while dx of the one before is made, block by block. Where a task has several chunks, their column
+    sums are added up in float64; the chunk at hand has its own after those.
     """
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, sums, partial_step, rows, cols, chunk_rows,
-            chunks, group_rows,
-        ) = words(args, 17)  # fmt: skip
-        stage, totals = scratch(STAGE), scratch(128)
+            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
+            chunk_rows, chunks,
+        ) = words(args, 16)  # fmt: skip
+        stage = scratch(STAGE_OF_LINES)
         size, out, share = width(T), width(U), 1.0 / cols
-        blocks = (cols + BLOCK - 1) // BLOCK
+        blocks = 1 if single else (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
-        mine, zero = sums, np.float32(0)
-        none = factors(zero, zero, 0.0, 0.0, 0.0)
-        for group in range(start - group_rows, end, group_rows):
-            here = totals + (group // group_rows & 1) * 64
-            there = 2 * totals + 64 - here
-            count = min(group_rows, end - group) if group >= start else 0
-            next_count = min(group_rows, end - group - group_rows)
-            if columns and count and group % chunk_rows == 0:
-                mine = sums + group // chunk_rows * partial_step
-                clear(mine, partial_step)
-            for turn in range(blocks * group_rows):
-                i, c = turn // blocks, turn % blocks * BLOCK
-                row, n, following = group + group_rows + i, min(BLOCK, cols - c), wants_dx and i < next_count
-                next_d, next_p, next_w = dy + row * dy_step + c * size, x + row * x_step + c * size, w + c * 4
-                mean_row = min(row, end - 1) * 4
-                m, r = load_one(mean + mean_row), load_one(rstd + mean_row)
-                place, s, q = there + i * 16, 0.0, 0.0
-                this = turn < blocks * count
-                if this:
-                    k = turn // count * BLOCK
-                    row, width_here = group + turn % count, min(BLOCK, cols - k)
-                    at = here + turn % count * 16
-                    f = factors(
-                        load_one(mean + row * 4), load_one(rstd + row * 4), load_double(at), load_double(at + 8), share
-                    )
-                    d, p = dy + row * dy_step + k * size, x + row * x_step + k * size
-                    result = dx + row * dx_step + k * out
-                    target = stage if streamed else result
-                    if following and n == width_here:
-                        s, q = sweep(
-                            T, U, columns, wants_dx, True, True, n, d, p, w + k * 4, target, mine + k * 8, f, next_d,
-                            next_p, next_w, AHEAD, AHEAD, m, r,
-                        )  # fmt: skip
-                    else:
-                        sweep(
-                            T, U, columns, wants_dx, True, False, width_here, d, p, w + k * 4, target, mine + k * 8, f,
-                            next_d, next_p, 0, 0, 0, zero, zero,
-                        )  # fmt: skip
-                        if following:
-                            s, q = sweep(
-                                T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, next_d, next_p, next_w,
-                                AHEAD, AHEAD, m, r,
-                            )  # fmt: skip
-                    if wants_dx and streamed:
-                        flush(stage, result, width_here * out)
-                elif following:
-                    s, q = sweep(
-                        T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, none, next_d, next_p, next_w, AHEAD,
-                        AHEAD, m, r,
+        totals, apart = partials + task * partial_step, (cols + 15) // 16 * 128
+        sums = totals
+        if columns:
+            if chunks > 1:
+                clear(totals, 2 * apart)
+                sums += 2 * apart
+            clear(sums, apart)
+        d, p = dy + start * dy_step, x + start * x_step
+        m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
+        s, q, left = 0.0, 0.0, chunk_rows
+        f, state = factors(m, r, s, q, share), start_lines(dx + start * dx_step)
+        if wants_dx:
+            for i in range(blocks):
+                c = i * BLOCK
+                n, at = cols if single else min(BLOCK, cols - c), c * size
+                a, b = sweep(
+                    T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, d + at, p + at,
+                    w + c * 4, AHEAD, AHEAD, m, r,
+                )  # fmt: skip
+                s, q = s + a, q + b
+        for row in range(start, end):
+            f = factors(m, r, s, q, share)
+            s, q = 0.0, 0.0
+            if row + 1 < end:
+                m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
+            for i in range(blocks):
+                c = i * BLOCK
+                n, at, v = cols if single else min(BLOCK, cols - c), c * size, w + c * 4
+                target = stage + state[0] if streamed else dx + row * dx_step + c * out
+                if row + 1 < end:
+                    a, b = sweep(
+                        T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, target, sums + c * 8, f,
+                        d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r, state[4],
                     )  # fmt: skip
-                if following:
-                    if c > 0:
-                        s, q = s + load_double(place), q + load_double(place + 8)
-                    store_double(place, s)
-                    store_double(place + 8, q)
+                    s, q = s + a, q + b
+                else:
+                    sweep(
+                        T, U, columns, wants_dx, True, False, n, d + at, p + at, v, target, sums + c * 8, f, d + at,
+                        p + at, v, 0, 0, m, r, state[4],
+                    )  # fmt: skip
+                if wants_dx and streamed:
+                    ends = i + 1 == blocks and (row + 1 == end or (not single and dx_step != cols * out))
+                    state = grow_lines(stage, state, n * out, gone_lines(U, n), ends)
+                    if ends and not single:
+                        state = start_lines(dx + (row + 1) * dx_step)
+            d, p, left = d + dy_step, p + x_step, left - 1
+            if columns and chunks > 1 and (left == 0 or row + 1 == end):
+                add_columns(sums, cols, totals, apart)
+                clear(sums, apart)
+                left = chunk_rows
 
     return run
 
@@ -235,21 +193,24 @@ def _split_dx(T: Any, U: Any) -> Any:
 
     def run(args: Any, task: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, cols, spans = words(args, 13)
-        stage = scratch(STAGE)
+        stage = scratch(STAGE_OF_LINES)
         pieces, size, out = (cols + PIECE - 1) // PIECE, width(T), width(U)
         row, start = task // pieces, task % pieces * PIECE
         m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
         place = totals + row * spans * 16
         f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
+        state = start_lines(dx + row * dx_step + start * out)
         for c in range(start, min(cols, start + PIECE), BLOCK):
             n = min(BLOCK, cols - c)
-            d, p, target = dy + row * dy_step + c * size, x + row * x_step + c * size, dx + row * dx_step + c * out
+            d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
+            target = stage + state[0] if streamed else dx + row * dx_step + c * out
             sweep(
-                T, U, False, True, True, False, n, d, p, w + c * 4, stage if streamed else target, 0, f,
-                d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
+                T, U, False, True, True, False, n, d, p, w + c * 4, target, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
+                state[4],
             )  # fmt: skip
             if streamed:
-                flush(stage, target, n * out)
+                last = c + BLOCK >= min(cols, start + PIECE)
+                state = grow_lines(stage, state, n * out, gone_lines(U, n), last)
 
     return run
 
@@ -336,17 +297,16 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name in columns
     }
     if not tiling.spans:
-        rows_kernel = _short_rows if tiling.short else _whole_rows
         program.job(
-            rows_kernel(T, U, bool(columns), wants_dx), -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx,
-            dx_step, tiling.streamed, sums, partial_bytes(cols), rows, cols, tiling.chunk_rows, tiling.task_chunks,
-            tiling.group_rows,
+            _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK), -(-tiling.chunks // tiling.task_chunks),
+            elements, *inputs, dx, dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows,
+            tiling.task_chunks,
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
         sums_kernel = _split_sums(T, bool(columns) and not single)
         sums_arguments = program.arguments(
-            *inputs, sums, partial_bytes(cols), totals, rows, cols, tiling.group_rows, spans
+            *inputs, sums, tiling.partial_step, totals, rows, cols, tiling.group_rows, spans
         )
         totals_arguments = program.arguments(totals, spans)
         dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, cols, spans)
@@ -364,11 +324,12 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             program.job(
                 _single_row(T, U, W, B), pieces, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
             )
+    bias = partial_bytes(cols) if tiling.wide else 64
     for name in columns:
         if not (tiling.spans and rows == 1):
             program.job(
-                reduce_partials(TAGS[values[name].dtype], False), reduce_tasks(cols), tiling.chunks * cols,
-                sums + (64 if name == "gradBiasOut" else 0), 128, partial_bytes(cols), tiling.chunks, cols, 0,
+                reduce_partials(TAGS[values[name].dtype], tiling.wide), reduce_tasks(cols), tiling.sums * cols,
+                sums + (bias if name == "gradBiasOut" else 0), 128, tiling.partial_step, tiling.sums, cols, 0,
                 results[name],
             )  # fmt: skip
         if name in tiling.scattered:

@@ -9,16 +9,10 @@ from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._views import CHUNK_ROWS, Parts, row_step, task_elements, worth_streaming
 
-#: Columns of a row that are summed in float32, and whose column sums stay in the L1 cache.
-BLOCK = 512
-#: Rows up to this are one block; their two sweeps and the column sums share the L1 cache.
-LONGEST_SHORT_ROW = 768
-#: Longer rows are split over threads.
+#: Columns of a row that are summed in float32: of longer rows, of shorter ones.
+BLOCK, LONGEST_BLOCK = 512, 768
+#: Longer rows are split over threads: two of both inputs, weight and column sums no longer share the L2 cache.
 LONGEST_WHOLE_ROW = 32768
-#: Whole rows: so many at most are summed while dx of as many is made.
-GROUP_ROWS = 4
-#: Bytes of a group's rows of one input: twice two of these and the column sums share the L2 cache.
-GROUP_BYTES = 1 << 17
 #: Split rows: dx of some of them is made before the next are summed, so that they are read again from the cache.
 GROUP_ELEMENTS = 1 << 18
 #: Columns of a split row that a task sums, and makes dx of.
@@ -34,15 +28,19 @@ class Tiling(NamedTuple):
     packed: dict[str, int]
     #: mean, rstd and weight as contiguous float32: where, if they are not already.
     converted: dict[str, int]
-    short: bool
     chunk_rows: int
     chunks: int
     task_chunks: int
-    #: Spans of a split row, 0 for whole rows; how many rows are summed before dx of them is made.
+    #: Split rows: spans, 0 for whole rows; how many rows are summed before dx of them is made.
     spans: int
     group_rows: int
     streamed: bool
-    #: Places in the workspace: column sums of the chunks; row sums of the spans; column results to be scattered.
+    #: Column sums: whether they are float64 sums of a task's chunks or float32 ones of each chunk, how many there are,
+    #: and bytes from one to the next.
+    wide: bool
+    sums: int
+    partial_step: int
+    #: Places in the workspace: the column sums; row sums of the spans; column results to be scattered.
     partials: int
     totals: int
     scattered: dict[str, int]
@@ -50,7 +48,7 @@ class Tiling(NamedTuple):
 
 
 def partial_bytes(cols: int) -> int:
-    """A chunk's column sums: for every 16 columns, those of grad_weight and of grad_bias."""
+    """A chunk's column sums: for every 16 columns, those of grad_weight and of grad_bias; or one of both in float64."""
     return (cols + 15) // 16 * 128
 
 
@@ -85,21 +83,20 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW
-    if split:
-        group_rows = CHUNK_ROWS
-        while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
-            group_rows //= 2
-    else:
-        group_rows = GROUP_ROWS
-        while group_rows > 1 and group_rows * cols * itemsize(call.input.dtype) > GROUP_BYTES:
-            group_rows //= 2
+    group_rows = CHUNK_ROWS
+    while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
+        group_rows //= 2
     # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
-    chunk_rows = -(-chunk_rows // GROUP_ROWS) * GROUP_ROWS
     chunks = -(-rows // chunk_rows)
-    task_chunks = max(1, task_elements(rows * cols) // (chunk_rows * cols))
+    task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 64)) // (chunk_rows * cols))
     spans = -(-cols // SPAN) if split else 0
-    partials = parts.take(chunks * partial_bytes(cols) if columns else 0)
+    # A task keeps its chunks' column sums in the cache and adds them up: to write down those of every chunk and read
+    # them again is 3 % (float32) or 6 % (16 bits) of all that is moved, and as much again to bring that memory in.
+    wide = task_chunks > 1 and not split
+    sums = -(-chunks // task_chunks) if wide else chunks
+    partial_step = partial_bytes(cols) * (3 if wide else 1)
+    partials = parts.take(sums * partial_step if columns else 0)
     totals = parts.take(rows * spans * 16)
     scattered: dict[str, int] = {
         name: parts.take(cols * itemsize(call.values[name].dtype))
@@ -108,10 +105,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     }
     streamed = False
     if "gradInputOut" in writes:
-        size = itemsize(call.gradInputOut.dtype)
-        contiguous = steps[2] == cols or cols > LONGEST_SHORT_ROW
-        streamed = contiguous and worth_streaming(rows * cols * size)
+        contiguous = steps[2] == cols or cols > LONGEST_BLOCK  # else too many lines would be written in two parts
+        streamed = contiguous and worth_streaming(rows * cols * itemsize(call.gradInputOut.dtype))
     return Tiling(
-        rows, cols, steps, packed, converted, cols <= LONGEST_SHORT_ROW, chunk_rows, chunks,
-        task_chunks, spans, group_rows, streamed, partials, totals, scattered, parts.bytes,
+        rows, cols, steps, packed, converted, chunk_rows, chunks, task_chunks, spans, group_rows, streamed, wide,
+        sums, partial_step, partials, totals, scattered, parts.bytes,
     )  # fmt: skip
