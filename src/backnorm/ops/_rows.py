@@ -138,15 +138,16 @@ def start_lines(place: Any) -> Any:
 
 
 @inline
-def grow_lines(stage: Any, state: Any, row_bytes: Any, gone: Any, last: Any) -> Any:
-    """After a row was put into the stage and `gone` bytes of late lines were written. What does not fill a line moves
-    on to the other half; all goes with the last row, after which memory goes on elsewhere."""
+def grow_lines(stage: Any, state: Any, row_bytes: Any, most: Any, gone: Any, last: Any) -> Any:
+    """After a row was put into the stage and `gone` bytes of late lines were written. The next has up to `most` bytes.
+    What does not fill a line moves on to the other half; all goes with the last row, after which memory goes on
+    elsewhere."""
     at, staged, first, place, late = state
     at, staged, place = at + row_bytes, staged + row_bytes, place + row_bytes
     source, target, left = late
     gone = min(gone, left)
     source, target, left = source + gone, target + gone, left - gone
-    if last or staged + row_bytes > LINES - 64:
+    if last or staged + most > LINES - 64:
         flush_lines(source, target, left)
         half = at - staged
         if last:

@@ -104,7 +104,8 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                     )  # fmt: skip
                 if wants_dx and streamed:
                     ends = i + 1 == blocks and (row + 1 == end or (not single and dx_step != cols * out))
-                    state = grow_lines(stage, state, n * out, gone_lines(U, n), ends)
+                    most = n * out if single else BLOCK * out
+                    state = grow_lines(stage, state, n * out, most, gone_lines(U, n), ends)
                     if ends and not single:
                         state = start_lines(dx + (row + 1) * dx_step)
             d, p, left = d + dy_step, p + x_step, left - 1
@@ -210,7 +211,7 @@ def _split_dx(T: Any, U: Any) -> Any:
             )  # fmt: skip
             if streamed:
                 last = c + BLOCK >= min(cols, start + PIECE)
-                state = grow_lines(stage, state, n * out, gone_lines(U, n), last)
+                state = grow_lines(stage, state, n * out, BLOCK * out, gone_lines(U, n), last)
 
     return run
 
