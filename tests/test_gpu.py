@@ -32,6 +32,8 @@ from backnorm.spec import ARRAYS
 from backnorm.status import AclnnError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+#: float16 lies in memory as bfloat16 does; the interpreter, which takes its time, is spared it where layouts are meant.
+SIZES = DTYPES if ON_GPU else ["float32", "bfloat16"]
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 
@@ -123,7 +125,7 @@ UNALIGNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.parametrize(("rows", "cols", "dy_gap", "gap", "past", "bad"), UNALIGNED)
 def test_rows_that_do_not_begin_on_16_bytes(
     rows: int, cols: int, dy_gap: int, gap: int, past: int, bad: int | None, dtype: str, monkeypatch: Any
@@ -161,7 +163,7 @@ def test_rows_that_do_not_begin_on_16_bytes(
         assert (_others(memory, again["gradInputOut"]) == UNTOUCHED).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.parametrize("cols", [7, 97, 770])
 def test_a_row_has_the_same_bits_wherever_it_lies(cols: int, dtype: str) -> None:
     kind, rows = DTYPES[dtype], 19
@@ -180,7 +182,7 @@ def test_a_row_has_the_same_bits_wherever_it_lies(cols: int, dtype: str) -> None
         return result
 
     whole = dx(0)
-    for first in range(1, 9):
+    for first in range(1, 9) if ON_GPU else (1, 3, 6):
         assert torch.equal(dx(first), whole[first:]), first
 
 
@@ -212,7 +214,8 @@ def test_groups_that_one_program_reads_twice(
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
 
-SHARED = [(3, 8, 64, 2), (5, 12, 144, 4), (2, 6, 16, 3), (1, 5, 704, 1), (7, 3, 336, 1), (2, 32, 3136, 4)]
+SHARED = [(3, 8, 64, 2), (5, 12, 144, 4), (2, 6, 16, 3), (1, 5, 704, 1), (7, 3, 336, 1)]
+SHARED += [(2, 32, 3136, 4)] if ON_GPU else []
 
 
 def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
@@ -222,7 +225,7 @@ def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
         monkeypatch.setattr(gn_tiling, name, value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.parametrize(("n", "c", "hw", "group"), SHARED)
 def test_groups_that_some_programs_share(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -284,7 +287,7 @@ PLANES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.parametrize(("n", "c", "hw", "dy_gap", "gap", "past"), PLANES)
 def test_planes_that_do_not_begin_on_16_bytes(
     n: int, c: int, hw: int, dy_gap: int, gap: int, past: int, dtype: str
