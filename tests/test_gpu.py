@@ -97,6 +97,19 @@ def test_layer_norm(rows: int, cols: int, dtype: str) -> None:
     _judge(ln, values, outputs)
 
 
+def test_a_wide_row_of_nan_of_all_bits_is_no_word_that_others_wait_for() -> None:
+    x = _random((3, 9000), torch.float32, 1)
+    x[1] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    mean, rstd = _random((3, 1), torch.float32, 2), _random((3, 1), torch.float32, 3)
+    dx = torch.zeros_like(x)
+    values = {
+        "gradOut": x, "input": x, "mean": mean, "rstd": rstd, "normalizedShape": (9000,),
+        "outputMask": (True, False, False),
+    }  # fmt: skip
+    _run("layer_norm_backward", values, {"gradInputOut": dx})
+    assert [bool(row.isnan().any()) for row in dx] == [False, True, False]
+
+
 GUARD, UNTOUCHED = 64, 7.0
 
 

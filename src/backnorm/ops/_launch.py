@@ -108,6 +108,7 @@ class _Compiled:
         # in, and nulls for memory of Triton's own, which these kernels do not use.
         names, signature = launch.kernel.arg_names, kernel.src.signature
         numbers = launch.arguments[len(self._places) :]
+        assert not any(isinstance(number, Pointer) for number in numbers), "a kernel's pointers come first"
         given = [n for n, name in zip(numbers, names[len(self._places) :]) if signature[name] != "constexpr"]
         kinds = re.findall(r"\.param\s+\.(\w+)", re.split(r"\.entry", kernel.asm["ptx"])[1].partition(")")[0])
         given += [0] * (len(kinds) - len(self._places) - len(given))

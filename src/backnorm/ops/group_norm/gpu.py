@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ...datatypes import F32, DataType
 from ...spec import Call
-from .._exchange import both, pack, unpack, wait
+from .._exchange import add_pairs, both, pack, unpack, wait
 from .._gpu import copy_images, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
@@ -101,11 +101,6 @@ def _load(ptr, offsets, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _add_fours(a, b, c, d, e, f, g, h):
     return a + e, b + f, c + g, d + h
 
@@ -134,7 +129,7 @@ def _sums(
                 dy = tl.where(mask, dy, 0.0)
         a += dy
         b += dy * x_hat
-    return tl.reduce((a, b), 0 if PIXELS else 1, _add_pairs)
+    return tl.reduce((a, b), 0 if PIXELS else 1, add_pairs)
 
 
 @triton.jit
@@ -336,12 +331,12 @@ def _shared(
                 wdy = tl.where(keep, f * gamma[:, None], 0.0)
                 s1, s2, s3, s4 = tl.reduce((f, f * x_hat, wdy, wdy * x_hat), 1, _add_fours)
             else:
-                s1, s2 = tl.reduce((f, f * x_hat), 1, _add_pairs)
+                s1, s2 = tl.reduce((f, f * x_hat), 1, add_pairs)
                 s3, s4 = s1, s2
             place = partials_ptr + (n * pieces + part % pieces) * 4 * channels + channel
             tl.store(place, s1, mask=both(here, inside))
             tl.store(place + channels, s2, mask=both(here, inside))
-            c1, c2 = tl.reduce((s3, s4), 0, _add_pairs)
+            c1, c2 = tl.reduce((s3, s4), 0, add_pairs)
             tl.store(words_ptr + group * parts + part, pack(c1, c2), mask=inside)
         if not LAGS:
             dy_before, x_before, mean_before, rstd_before, gamma_before = dy, x, mean, rstd, gamma
@@ -349,7 +344,7 @@ def _shared(
             there = both(every < parts, finishes)
             place = tl.where(there, done * parts + every, lane * parts + part)
             a, b = unpack(wait(words_ptr, place, LAGS))
-            a, b = tl.reduce((tl.where(there, a, 0.0), tl.where(there, b, 0.0)), 0, _add_pairs)
+            a, b = tl.reduce((tl.where(there, a, 0.0), tl.where(there, b, 0.0)), 0, add_pairs)
             wdy = dy_before.to(tl.float32) * gamma_before[:, None]
             x_hat = (x_before.to(tl.float32) - mean_before) * rstd_before
             dx = (rstd_before * (wdy - a * share - x_hat * (b * share))).to(dx_ptr.dtype.element_ty)

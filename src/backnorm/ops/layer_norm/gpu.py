@@ -181,7 +181,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     w = pointer("weightOptional") if has_w else mean
     dx = pointer("gradInputOut") if wants_dx else x
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
-    partials = Pointer(WORKSPACE, tiling.partials, F32)
+    partials = Pointer(WORKSPACE, tiling.partials, F32) if columns else mean
     inputs, dy_step, x_step, dx_step = (dy, x, mean, rstd, w), *tiling.steps
     if not tiling.wide:
         constants: dict[str, Any] = {
