@@ -403,6 +403,23 @@ def test_a_running_python_is_used(home: Path) -> None:
     assert run([sys.executable, "-c", textwrap.dedent(program)]).stdout == "done\n"
 
 
+def test_the_interpreters_lock_stays_with_its_thread(home: Path) -> None:
+    """A native thread calls first while another holds the lock (in C, PyDLL): nobody lets go of another's lock."""
+    program = f"""
+        import ctypes
+        library = ctypes.CDLL({str(home / "lib64/libascendcl.so")!r})
+        unlocked, locked = ctypes.CDLL(None), ctypes.PyDLL(None)
+        thread, code = ctypes.c_ulong(), ctypes.c_void_p()
+        assert locked.pthread_create(ctypes.byref(thread), None, library.aclInit, None) == 0
+        locked.usleep(2_000)
+        assert sum(len(str(i)) for i in range(100_000)) == 488_890
+        assert unlocked.pthread_join(thread, ctypes.byref(code)) == 0
+        assert not (code.value or 0) & 0xFFFFFFFF and library.aclInit(None) == 100002
+        print("done")
+    """
+    assert run([sys.executable, "-c", textwrap.dedent(program)]).stdout == "done\n"
+
+
 def test_an_exception_in_python_is_a_code(home: Path) -> None:
     program = f"""
         import ctypes

@@ -136,14 +136,17 @@ static void boot(void)
     atomic_store_explicit(&state, ready == 0 ? READY : FAILED, memory_order_release);
 }
 
-/* The state of a thread that holds the interpreter's lock. PyGILState_Check says yes to all, once there was a second
- * interpreter. */
-static PyThreadState *thread_state(void)
+/* Whether this thread holds the interpreter's lock. PyGILState_Check says yes to all, once there was a second
+ * interpreter. Before Python 3.12 the current state is the process's: whichever thread runs Python at this moment. */
+static int holds_lock(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
-    return PyThreadState_GetUnchecked();
+    return PyThreadState_GetUnchecked() != NULL;
+#elif PY_VERSION_HEX >= 0x030C0000
+    return _PyThreadState_UncheckedGet() != NULL;
 #else
-    return _PyThreadState_UncheckedGet();
+    PyThreadState *own = PyGILState_GetThisThreadState(), *running = _PyThreadState_UncheckedGet();
+    return own && running && (own == running || running->thread_id == PyThread_get_thread_ident());
 #endif
 }
 
@@ -152,7 +155,7 @@ static int ready(void)
 {
     if (atomic_load_explicit(&state, memory_order_acquire) == NOT_STARTED) {
         /* A caller that holds the interpreter's lock lets go of it: who boots meanwhile needs it. */
-        PyThreadState *held = Py_IsInitialized() && thread_state() ? PyEval_SaveThread() : NULL;
+        PyThreadState *held = Py_IsInitialized() && holds_lock() ? PyEval_SaveThread() : NULL;
         pthread_once(&once, boot);
         if (held)
             PyEval_RestoreThread(held);
