@@ -64,7 +64,8 @@ class _Pool:
             self._set(self._code.SPINS, _LOOKS if helpers < _usable_cpus() else 0)
             while len(self._helpers) < helpers:
                 serve = self._code.serve.ctypes
-                helper = threading.Thread(target=serve, args=(self.address,), name="backnorm-worker", daemon=True)
+                arguments = self.address, len(self._helpers) + 1
+                helper = threading.Thread(target=serve, args=arguments, name="backnorm-worker", daemon=True)
                 helper.start()
                 self._helpers.append(helper)
 

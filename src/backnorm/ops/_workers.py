@@ -6,8 +6,10 @@ The pool is a block of memory. Its first words, each on a cache line of its own 
     finished  how many helpers are done with the job
     sleepers  how many helpers wait on the condition; others look at `seats` in a loop for a while
     busy      1 while a caller has the helpers; another caller then works alone
-    job       function, arguments, next task, end of the tasks
+    job       function, arguments, the tasks' first and end, how many ranges they are divided into
     stop      1 when the helpers shall return
+    ranges    the next task of each; a thread begins with its own, the same in every job, and then helps the others, so
+              that the next job's tasks find in its core's caches what the last one's left there
 
 A program is a block of whole numbers, see `_program.py`.
 """
@@ -27,9 +29,10 @@ _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 LINE = 64
 SEATS, FINISHED, SLEEPERS, BUSY, JOB, STOP, SPINS = (LINE * i for i in range(7))
-_FUNCTION, _ARGS, _END = JOB, JOB + 8, JOB + 16
-NEXT_TASK, MUTEX, CONDITION = LINE * 7, LINE * 8, LINE * 10
-POOL_BYTES = LINE * 12
+_FUNCTION, _ARGS, _FIRST, _END, _RANGES = (JOB + 8 * i for i in range(5))
+MUTEX, CONDITION, RANGES = LINE * 7, LINE * 9, LINE * 11
+MOST_RANGES = 16
+POOL_BYTES = RANGES + MOST_RANGES * LINE
 
 
 def _intrinsic(function: Any) -> Any:
@@ -160,23 +163,31 @@ def _pause(typing: Any) -> Any:
 
 
 @inline
-def _take_tasks(pool: Any) -> Any:
-    function, args, end = _read(pool + _FUNCTION), _read(pool + _ARGS), _read(pool + _END)
-    while True:
-        task = _add(pool + NEXT_TASK, 1)
-        if task >= end:
-            return
-        _call(function, args, task)
+def _start_of_range(index: Any, ranges: Any, first: Any, end: Any) -> Any:
+    return first + (end - first) * index // ranges
 
 
-def _serve(pool):  # type: ignore[no-untyped-def]
-    """A helper's life: wait for seats, first looking, then asleep; take one; work."""
+@inline
+def _take_tasks(pool: Any, thread: Any) -> Any:
+    function, args, first, end = _read(pool + _FUNCTION), _read(pool + _ARGS), _read(pool + _FIRST), _read(pool + _END)
+    ranges = _read(pool + _RANGES)
+    for i in range(ranges):
+        index = (thread + i) % ranges
+        place, last = pool + RANGES + index * LINE, _start_of_range(index + 1, ranges, first, end)
+        while _read(place) < last:
+            task = _add(place, 1)
+            if task < last:
+                _call(function, args, task)
+
+
+def _serve(pool, thread):  # type: ignore[no-untyped-def]
+    """A helper's life: wait for seats, first looking, then asleep; take one; work. The caller is thread 0."""
     spins = 0
     while _read(pool + STOP) == 0:
         seats = _read(pool + SEATS)
         if seats > 0:
             if _replace(pool + SEATS, seats, seats - 1):
-                _take_tasks(pool)
+                _take_tasks(pool, thread)
                 _add(pool + FINISHED, 1)
                 spins = 0
         elif spins < _read(pool + SPINS):
@@ -209,12 +220,16 @@ def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last
         return
     _write(pool + _FUNCTION, function)
     _write(pool + _ARGS, args)
+    _write(pool + _FIRST, first)
     _write(pool + _END, last)
-    _write(pool + NEXT_TASK, first)
+    ranges = min(helpers + 1, MOST_RANGES)
+    _write(pool + _RANGES, ranges)
+    for index in range(ranges):
+        _write(pool + RANGES + index * LINE, _start_of_range(index, ranges, first, last))
     _write(pool + FINISHED, 0)
     _write(pool + SEATS, helpers)
     _wake_sleepers(pool)
-    _take_tasks(pool)
+    _take_tasks(pool, 0)
     joined = helpers - _exchange(pool + SEATS, 0)
     looks = 0
     while _read(pool + FINISHED) < joined:
@@ -262,7 +277,8 @@ TEAM_BYTES = POOL_BYTES + 2 * LINE
 
 def _join_team(team):  # type: ignore[no-untyped-def]
     """What each of a team's threads does, called by all at once: the first runs the program, the others help."""
-    if _add(team + TEAM_FIRST, 1) == 0:
+    thread = _add(team + TEAM_FIRST, 1)
+    if thread == 0:
         at = team + TEAM_ARGUMENTS
         _run_program(team, _get(at), _get(at + 8), _get(at + 16), _get(at + 24), _get(at + 32))
         _write(team + STOP, 1)
@@ -272,7 +288,7 @@ def _join_team(team):  # type: ignore[no-untyped-def]
         seats = _read(team + SEATS)
         if seats > 0:
             if _replace(team + SEATS, seats, seats - 1):
-                _take_tasks(team)
+                _take_tasks(team, thread)
                 _add(team + FINISHED, 1)
                 looks = 0
         elif looks < 4096:
@@ -282,6 +298,6 @@ def _join_team(team):  # type: ignore[no-untyped-def]
             _let_others_run()
 
 
-serve = native(_serve, types.int64)
+serve = native(_serve, types.int64, types.int64)
 run = native(_run, *[types.int64] * 6)
 join_team = native(_join_team, types.int64)

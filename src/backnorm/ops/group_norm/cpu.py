@@ -44,14 +44,19 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
 
     if images.pixels:
-        for step in (1, 2, 3, 4) if tiling.split else (0,):
-            per = tiling.per_split_task if step in (2, 4) else 1 if tiling.split else tiling.per_task
-            tasks = n * -(-tiling.chunks // per) if step in (2, 4) else -(-n // per)
+        shared = (
+            *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
+            Place(WORKSPACE, tiling.coefficients), n, groups, width_g, hw, tiling.chunks, tiling.together,
+        )  # fmt: skip
+        if tiling.split:
+            by_chunk = program.arguments(*shared, tiling.per_split_task, tiling.ahead), tiling.split_tasks
+            by_sample = program.arguments(*shared, 1, tiling.ahead), 1
+            steps = zip((1, 2, 3, 4), (by_sample, by_chunk) * 2)
+            _by_batches(program, tiling, n, elements, [(pixels(T, wants_dx, step), *rest) for step, rest in steps])
+        else:
             program.job(
-                pixels(T, wants_dx, step), tasks, elements, *inputs, *output, mean, rstd, gamma,
-                partials, sums, pad, Place(WORKSPACE, tiling.totals), Place(WORKSPACE, tiling.coefficients), n, groups,
-                width_g, hw, tiling.chunks, tiling.together, per, tiling.ahead,
-            )  # fmt: skip
+                pixels(T, wants_dx, 0), -(-n // tiling.per_task), elements, *shared, tiling.per_task, tiling.ahead
+            )
     elif tiling.as_rows:
         (dy, dy_n, dy_c, x, x_n, x_c), (dx, dx_n, dx_c, streamed) = inputs, output
         ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
@@ -67,21 +72,20 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             *output, mean, rstd, gamma, sums, pad, n * groups, groups, width_g, hw, tiling.per_task, tiling.ahead,
         )  # fmt: skip
     else:
-        spans, per, items = tiling.spans, tiling.per_split_task, n * channels * tiling.spans
-        group_sums = Place(WORKSPACE, tiling.group_sums)
-        program.job(
-            split_planes_sums(T), -(-items // per), elements, *inputs, mean, rstd, partials, items, groups, width_g,
-            hw, spans, per,
-        )  # fmt: skip
-        program.job(
-            split_planes_groups(T), n * groups, items, *inputs, mean, rstd, gamma, partials, sums, pad, group_sums,
-            groups, width_g, hw, spans,
-        )  # fmt: skip
+        spans, per, tasks = tiling.spans, tiling.per_split_task, tiling.split_tasks
+        group_sums, shape_g = Place(WORKSPACE, tiling.group_sums), (groups, width_g, hw, spans)
+        sweeps = [
+            (split_planes_sums(T), program.arguments(*inputs, mean, rstd, partials, *shape_g, per), tasks),
+            (
+                split_planes_groups(T),
+                program.arguments(*inputs, mean, rstd, gamma, partials, sums, pad, group_sums, *shape_g),
+                1,
+            ),
+        ]
         if wants_dx:
-            program.job(
-                split_planes_dx(T), -(-items // per), elements, *inputs, *output, mean, rstd,
-                gamma, group_sums, items, groups, width_g, hw, spans, per,
-            )  # fmt: skip
+            dx = program.arguments(*inputs, *output, mean, rstd, gamma, group_sums, *shape_g, per)
+            sweeps.append((split_planes_dx(T), dx, tasks))
+        _by_batches(program, tiling, n * groups, elements, sweeps)
     if "gradInput" in images.packed:
         copy_images(program, "gradInput", call.gradInput, images, shape, False)
     parts = tiling.chunks if tiling.as_rows else n
@@ -94,3 +98,14 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             )  # fmt: skip
             if name in tiling.scattered:
                 unpack(program, name, call.values[name], out)
+
+
+def _by_batches(
+    program: Program, tiling: Tiling, wholes: int, elements: int, sweeps: list[tuple[int, int, int]]
+) -> None:
+    """Sweeps (a kernel, its arguments, the tasks of a group or sample) over some groups or samples at a time, so that
+    the later ones find them in the cache."""
+    for first in range(0, wholes, tiling.batch):
+        last = min(wholes, first + tiling.batch)
+        for kernel, arguments, tasks in sweeps:
+            program.run(kernel, arguments, first * tasks, last * tasks, elements // wholes * (last - first))

@@ -282,14 +282,23 @@ def group_rows(T: Any, U: Any, columns: Any, wants_dx: Any) -> Any:
     return run
 
 
+@inline
+def _items(task: Any, count: Any, per: Any) -> Any:
+    """The first and the end of a task's spans: up to `per` of one group, which has `count`."""
+    tasks = (count + per - 1) // per
+    group, first = task // tasks, task % tasks * per
+    return group * count + first, group * count + min(count, first + per)
+
+
 @kernel
 def split_planes_sums(T: Any) -> Any:
-    """Some spans of planes a task, into span_sums[sample][channel][span]."""
+    """Some spans of a group a task, into span_sums[sample][channel][span]."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, tasks, groups, width_g, hw, spans, per = words(args, 15)
+        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, groups, width_g, hw, spans, per = words(args, 14)
         channels, size = groups * width_g, width(T)
-        for item in range(task * per, min(tasks, task * per + per)):
+        first, stop = _items(task, width_g * spans, per)
+        for item in range(first, stop):
             n, c, start = item // spans // channels, item // spans % channels, item % spans * SPAN
             group = (n * groups + c // width_g) * 4
             s1, s2 = sum_span(
@@ -330,17 +339,18 @@ def split_planes_groups(T: Any) -> Any:
 
 @kernel
 def split_planes_dx(T: Any) -> Any:
-    """Some spans of planes a task."""
+    """Some spans of a group a task."""
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, group_sums, tasks, groups,
-            width_g, hw, spans, per,
-        ) = words(args, 20)  # fmt: skip
+            dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, group_sums, groups, width_g, hw,
+            spans, per,
+        ) = words(args, 19)  # fmt: skip
         channels, line, kept, end = groups * width_g, scratch(64), 0, 0
         streamed = streamed if dx % width(T) == 0 else 0
         size = np.float64(width_g) * np.float64(hw)
-        for item in range(task * per, min(tasks, task * per + per)):
+        first, stop = _items(task, width_g * spans, per)
+        for item in range(first, stop):
             n, c, start = item // spans // channels, item // spans % channels, item % spans * SPAN
             group, count = n * groups + c // width_g, min(SPAN, hw - start)
             f = _plane_factors(

@@ -11,6 +11,10 @@ from .._views import PIXEL_ROWS, SPAN, Parts, row_step, task_elements, worth_str
 
 #: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
 FEWEST_TASKS = 16
+#: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
+#: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
+#: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
+BATCH_BYTES = 2 << 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
 #: Contiguous groups of planes of at most LONGEST_ROW elements, with images of at most LARGEST_IMAGE, are rows, if there
@@ -48,6 +52,9 @@ class Tiling(NamedTuple):
     #: Groups, samples, chunks or spans of a task: whole ones, and split ones.
     per_task: int
     per_split_task: int
+    #: Split ones: tasks of each, and how many are summed before their dx is made.
+    split_tasks: int
+    batch: int
     #: Bytes ahead of dx that are asked for.
     ahead: int
     streamed: bool
@@ -128,9 +135,11 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         for name in ("gradGammaOut", "gradBetaOut")
         if name in writes and row_step(call.values[name], 1, channels) is None
     }
+    items, item = (chunks, PIXEL_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
+    per_split_task = max(1, task // item)
     return Tiling(
         n, groups, group_channels, hw, images, together, converted, split, row_groups, chunk_samples, chunks, spans,
-        per_task, max(1, task // (PIXEL_ROWS * cols if images.pixels else min(SPAN, hw))),
+        per_task, per_split_task, -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)),
         unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums, partials, group_sums,
         coefficients, totals, scattered, parts.bytes,
     )  # fmt: skip
