@@ -28,7 +28,7 @@ class Program:
         self._slots = {name: slot for slot, name in enumerate((WORKSPACE, *names))}
         self._words: list[int] = []
         self._relocations: list[tuple[int, int]] = []
-        self._jobs: list[tuple[int, int, int, int, int]] = []
+        self._jobs: list[tuple[int, int, int, int, int, bool]] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._slots
@@ -37,9 +37,10 @@ class Program:
         """Run the tasks of a kernel, after those of the job before. `elements` tell how much work they are together."""
         self.run(kernel, self.arguments(*arguments), 0, tasks, elements)
 
-    def run(self, kernel: int, arguments: int, first: int, last: int, elements: int) -> None:
-        """The same for some of the tasks only, with arguments that several jobs share."""
-        self._jobs.append((kernel, first, last, elements, arguments))
+    def run(self, kernel: int, arguments: int, first: int, last: int, elements: int, backwards: bool = False) -> None:
+        """The same for some of the tasks only, with arguments that several jobs share. Each thread does its tasks
+        from the last to the first if `backwards`: what it read last in the job before, its caches have still."""
+        self._jobs.append((kernel, first, last, elements, arguments, backwards))
 
     def arguments(self, *arguments: int | Place) -> int:
         """Where a kernel finds its arguments."""
@@ -59,7 +60,7 @@ class Program:
         for job in self._jobs:
             numbers += job
         memory = np.array(numbers, np.int64)
-        largest = max((elements for _, first, last, elements, _ in self._jobs if last - first > 1), default=0)
+        largest = max((elements for _, first, last, elements, *_ in self._jobs if last - first > 1), default=0)
         return Code(memory.ctypes.data, len(self._slots) + len(self._words), largest, memory)
 
 

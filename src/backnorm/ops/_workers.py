@@ -6,7 +6,8 @@ The pool is a block of memory. Its first words, each on a cache line of its own 
     finished  how many helpers are done with the job
     sleepers  how many helpers wait on the condition; others look at `seats` in a loop for a while
     busy      1 while a caller has the helpers; another caller then works alone
-    job       function, arguments, the tasks' first and end, how many ranges they are divided into
+    job       function, arguments, the tasks' first and end, how many ranges they are divided into, whether each is
+              done from its end
     stop      1 when the helpers shall return
     ranges    the next task of each; a thread begins with its own, the same in every job, and then helps the others, so
               that the next job's tasks find in its core's caches what the last one's left there
@@ -29,7 +30,7 @@ _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 LINE = 64
 SEATS, FINISHED, SLEEPERS, BUSY, JOB, STOP, SPINS = (LINE * i for i in range(7))
-_FUNCTION, _ARGS, _FIRST, _END, _RANGES = (JOB + 8 * i for i in range(5))
+_FUNCTION, _ARGS, _FIRST, _END, _RANGES, _BACKWARDS = (JOB + 8 * i for i in range(6))
 MUTEX, CONDITION, RANGES = LINE * 7, LINE * 9, LINE * 11
 MOST_RANGES = 16
 POOL_BYTES = RANGES + MOST_RANGES * LINE
@@ -170,14 +171,15 @@ def _start_of_range(index: Any, ranges: Any, first: Any, end: Any) -> Any:
 @inline
 def _take_tasks(pool: Any, thread: Any) -> Any:
     function, args, first, end = _read(pool + _FUNCTION), _read(pool + _ARGS), _read(pool + _FIRST), _read(pool + _END)
-    ranges = _read(pool + _RANGES)
+    ranges, backwards = _read(pool + _RANGES), _read(pool + _BACKWARDS)
     for i in range(ranges):
         index = (thread + i) % ranges
-        place, last = pool + RANGES + index * LINE, _start_of_range(index + 1, ranges, first, end)
+        place, start = pool + RANGES + index * LINE, _start_of_range(index, ranges, first, end)
+        last = _start_of_range(index + 1, ranges, first, end)
         while _read(place) < last:
             task = _add(place, 1)
             if task < last:
-                _call(function, args, task)
+                _call(function, args, start + last - 1 - task if backwards else task)
 
 
 def _serve(pool, thread):  # type: ignore[no-untyped-def]
@@ -212,16 +214,17 @@ def _wake_sleepers(pool: Any) -> Any:
 
 
 @inline
-def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last: Any) -> Any:
+def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last: Any, backwards: Any) -> Any:
     """Tasks from `first` to `last` on the caller's thread and up to `helpers` others; returns when all are done."""
     if helpers <= 0:
         for task in range(first, last):
-            _call(function, args, task)
+            _call(function, args, first + last - 1 - task if backwards else task)
         return
     _write(pool + _FUNCTION, function)
     _write(pool + _ARGS, args)
     _write(pool + _FIRST, first)
     _write(pool + _END, last)
+    _write(pool + _BACKWARDS, backwards)
     ranges = min(helpers + 1, MOST_RANGES)
     _write(pool + _RANGES, ranges)
     for index in range(ranges):
@@ -259,8 +262,8 @@ def _run_program(pool: Any, program: Any, pointers: Any, words: Any, threads: An
     for _ in range(jobs):
         function, first, last, elements = _get(at), _get(at + 8), _get(at + 16), _get(at + 24)
         helpers = min(threads, last - first, elements // least) - 1 if mine else 0
-        _run_job(pool, helpers, function, words + 8 * _get(at + 32), first, last)
-        at += 40
+        _run_job(pool, helpers, function, words + 8 * _get(at + 32), first, last, _get(at + 40))
+        at += 48
     if mine:
         _write(pool + BUSY, 0)
 

@@ -104,8 +104,10 @@ def _by_batches(
     program: Program, tiling: Tiling, wholes: int, elements: int, sweeps: list[tuple[int, int, int]]
 ) -> None:
     """Sweeps (a kernel, its arguments, the tasks of a group or sample) over some groups or samples at a time, so that
-    the later ones find them in the cache."""
+    the last one, which makes dx, finds them in the cache."""
     for first in range(0, wholes, tiling.batch):
         last = min(wholes, first + tiling.batch)
-        for kernel, arguments, tasks in sweeps:
-            program.run(kernel, arguments, first * tasks, last * tasks, elements // wholes * (last - first))
+        for sweep in sweeps:
+            kernel, arguments, tasks = sweep
+            size = elements // wholes * (last - first)
+            program.run(kernel, arguments, first * tasks, last * tasks, size, backwards=sweep is sweeps[-1])

@@ -318,7 +318,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             program.run(sums_kernel, sums_arguments, group * spans, (group + 1) * spans, size)
             program.run(_split_totals(), totals_arguments, first, last, spans)
             if wants_dx and not single:
-                program.run(_split_dx(T, U), dx_arguments, first * pieces, last * pieces, size)
+                program.run(_split_dx(T, U), dx_arguments, first * pieces, last * pieces, size, backwards=True)
         if single:
             dw, db = results.get("gradWeightOut", 0), results.get("gradBiasOut", 0)
             W, B = (TAGS[values[name].dtype] if name in columns else T for name in ("gradWeightOut", "gradBiasOut"))
