@@ -2,8 +2,9 @@
 
 Every timed call gets the next of several sets of inputs; ours writes into arrays given with out=. PyTorch's functions
 allocate their results (their out= variants copy, and are slower); malloc is told to keep freed memory, so that this
-costs no page faults. The contestants take turns in short bursts; the head of each does not count, since the other's
-threads may still be spinning.
+costs no page faults, and each set's results are kept until its next call, so that both write to memory that takes turns
+as the inputs do: else PyTorch's would be the same at every call, and stay in the caches. The contestants take turns in
+short bursts; the head of each does not count, since the other's threads may still be spinning.
 """
 
 from __future__ import annotations
@@ -198,11 +199,12 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
 def _burst(calls: list[Callable[[], Any]]) -> list[float]:
     """Times of calls one after the other, as in training; those of the first _SETTLING seconds do not count."""
     times: list[float] = []
+    results: list[Any] = [None] * len(calls)
     start = time.perf_counter()
     while len(times) < 3 or (time.perf_counter() - start < 2 * _SETTLING and len(times) < 60):
-        for call in calls:
+        for i, call in enumerate(calls):
             begun = time.perf_counter()
-            call()
+            results[i] = call()
             ended = time.perf_counter()
             if begun - start > _SETTLING:
                 times.append(ended - begun)

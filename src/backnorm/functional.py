@@ -171,31 +171,35 @@ _MOST_KNOWN = 4096
 def _torch_key(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str) -> Any:
     """What tells a call of plain dense torch tensors from others; None for any other call."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or type(arguments[1]) is not getattr(torch, "Tensor", None):
+    tensor = getattr(torch, "Tensor", None)
+    if tensor is None or type(arguments[1]) is not tensor:
         return None
-    if arguments[1].is_nested or not arguments[1].numel():
-        return None
-    tensor, parameter, strided = torch.Tensor, torch.nn.Parameter, torch.strided
+    parameter = torch.nn.Parameter
     key: list[Any] = [op.name, product, out is None]
-    for (_, _, convert, label), value in zip(_input_table(op.name), arguments):
-        kind = type(value)
-        if kind is tensor or kind is parameter:
-            if value.layout is not strided or value.is_neg() or value.is_nested:
+    try:
+        for (_, _, convert, label), value in zip(_input_table(op.name), arguments):
+            kind = type(value)
+            if kind is tensor or kind is parameter:
+                if value.is_neg():
+                    return None
+                key += (value.shape, value.stride(), value.dtype, value.device)
+            elif kind is int or value is None:
+                key.append(value)
+            elif convert is not None:
+                key.append(convert(label, value))
+            else:
                 return None
-            key += (value.shape, value.stride(), value.dtype, value.device)
-        elif convert is not None:
-            key.append(convert(label, value))
-        elif value is None:
-            key.append(None)
-        else:
-            return None
-    for value in out or ():
-        if type(value) is tensor and value.layout is strided and not value.is_neg() and not value.is_nested:
-            key += (value.shape, value.stride(), value.dtype, value.device)
-        elif value is None:
-            key.append(None)
-        else:
-            return None
+        for value in out or ():
+            if type(value) is tensor:
+                if value.is_neg():
+                    return None
+                key += (value.shape, value.stride(), value.dtype, value.device)
+            elif value is None:
+                key.append(None)
+            else:
+                return None
+    except RuntimeError:  # of tensors without strides: nested, sparse
+        return None
     return tuple(key)
 
 
