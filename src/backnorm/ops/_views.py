@@ -56,8 +56,9 @@ def reshaped(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[i
     return tuple(new)
 
 
-#: Results larger than this are written past the caches: they would only push the inputs out of them.
-STREAMED_BYTES = 8 << 20
+#: Results larger than this are written past the caches: they would only push the inputs out of them. LayerNorm of
+#: 5000 x 300 in float32, 6 MB, takes 0.40 instead of 0.50 ms, 200 x 8191 0.65 instead of 0.75.
+STREAMED_BYTES = 4 << 20
 
 
 def worth_streaming(total_bytes: int) -> bool:
