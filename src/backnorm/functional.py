@@ -230,12 +230,7 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
         addresses = [0]
     if 0 in addresses:  # no memory, which the long way tells
         return _run_anew(op, arguments, out, product)[1]
-    if input.is_cuda:
-        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, input.device)
-        plan.execute(workspace, addresses, stream)
-        del keep
-    else:
-        plan.execute(scratch.take(plan.workspace_bytes), addresses)
+    execute(plan, addresses, input.device if input.is_cuda else None)
     return tuple([result if o is not None else None for result, o in zip(results, known.outputs)])
 
 
@@ -282,12 +277,8 @@ def _run_anew(
         if result is not None:
             places[param.name] = result
     addresses = [places[name].address for name in plan.tensors]
-    if places["input"].desc.device == "cpu":
-        plan.execute(scratch.take(plan.workspace_bytes), addresses)
-    else:
-        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, places["input"].memory.device)
-        plan.execute(workspace, addresses, stream)
-        del keep
+    input = places["input"]
+    execute(plan, addresses, None if input.desc.device == "cpu" else input.memory.device)
     if give_back is None:
         return plan, tuple([None if array is None else array.owner for array in results])
     return plan, tuple([None if array is None else give_back(array) for array in results])
@@ -319,7 +310,7 @@ class _Scratch(threading.local):
         return self._address
 
 
-scratch = _Scratch()
+_scratch = _Scratch()
 
 
 class _GpuScratch(threading.local):
@@ -349,7 +340,16 @@ class _GpuScratch(threading.local):
         return address, stream, memory
 
 
-gpu_scratch = _GpuScratch()
+_gpu_scratch = _GpuScratch()
+
+
+def execute(plan: Plan, addresses: Sequence[int], gpu: Any) -> None:
+    """Run a plan in this thread's workspace: on the CPU, or on a GPU, which is then PyTorch's device."""
+    if gpu is None:
+        plan.execute(_scratch.take(plan.workspace_bytes), addresses)
+    else:
+        workspace, stream, _keep = _gpu_scratch.take(plan.workspace_bytes, gpu)
+        plan.execute(workspace, addresses, stream)
 
 
 def _returner(input: Any) -> Callable[[Array], Any] | None:

@@ -28,6 +28,7 @@ from ._simd import (
     width,
 )
 from ._sums import flush, flush_lines
+from ._views import LONGEST_BLOCK
 
 #: Bytes of dx that are kept back to be written past the caches together.
 STAGE = 4096
@@ -122,8 +123,8 @@ def factors(m: Any, r: Any, s: Any, q: Any, share: Any) -> Any:
     return splat(m), splat(r), splat(np.float32(-s * share)), splat(np.float32(-q * share))
 
 
-#: Bytes of each half of a stage of lines: the longest block of LayerNorm, and a line before and after it.
-LINES = 3072 + 128
+#: Bytes of each half of a stage of lines: the longest block, and a line before and after it.
+LINES = LONGEST_BLOCK * 4 + 128
 STAGE_OF_LINES = 2 * LINES
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: Of an H200. A constant, since grids shape the sums: the bits are then the same on any GPU.
+MULTIPROCESSORS = 132
 #: More partials than this are added in two stages, by this many programs each.
 MOST_PARTIALS, PARTS = 512, 64
 

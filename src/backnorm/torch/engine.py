@@ -15,7 +15,7 @@ import torch
 
 from ..arrays import torch_desc
 from ..datatypes import NUMPY
-from ..functional import gpu_scratch, kind_of_call, scratch
+from ..functional import execute, kind_of_call
 from ..ops import OPS
 from ..plan import Plan
 from ..spec import INVALID
@@ -90,12 +90,7 @@ def run(op_name: str, tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...])
     addresses = [everything[place].data_ptr() for place in prepared.places]  # type: ignore[union-attr]
     if 0 in addresses:
         _refuse_freed(plan, addresses)
-    if device.type == "cpu":
-        plan.execute(scratch.take(plan.workspace_bytes), addresses)
-    else:
-        workspace, stream, keep = gpu_scratch.take(plan.workspace_bytes, device)
-        plan.execute(workspace, addresses, stream)
-        del keep
+    execute(plan, addresses, None if device.type == "cpu" else device)
     return tuple(results)
 
 

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
-from .._native import inline, kernel
+from .._native import kernel
 from .._program import WORKSPACE, Place, Program
 from .._simd import (
     TAGS,
-    add,
-    fma,
-    keep,
-    load,
     load_double,
     load_one,
-    load_part,
-    prefetch,
-    store,
     store_double,
     store_one,
-    sub,
-    width,
     words,
 )
 from .._sums import add_columns, clear, reduce_columns, reduce_partials, reduce_tasks, sum_columns, sum_run
-from .._views import AHEAD, PIXEL_ROWS
+from .._views import PIXEL_ROWS
 from .tiling import Tiling, padded
 
 
@@ -72,47 +61,9 @@ def _repeat_means() -> Any:
     return run
 
 
-@inline
-def _pair_terms(T: Any, dy: Any, dy_apart: Any, x: Any, x_apart: Any, count: Any, table: Any, sums: Any) -> Any:
-    one = np.float32(0)
-    mean = load(one, table)
-    a, b = load_part(T, dy, count), load_part(T, dy + dy_apart, count)
-    c, d = sub(load_part(T, x, count), mean), sub(load_part(T, x + x_apart, count), mean)
-    store(one, sums, add(add(load(one, sums), a), b))
-    store(one, sums + 64, fma(b, keep(d, count), fma(a, keep(c, count), load(one, sums + 64))))
-
-
-@inline
-def _sum_pairs(
-    T: Any, dy: Any, dy_step: Any, dy_apart: Any, x: Any, x_step: Any, x_apart: Any, rows: Any, cols: Any, table: Any,
-    sums: Any,
-) -> Any:  # fmt: skip
-    """As `sum_columns` without scales, of so many rows and as many others, a distance apart."""
-    size = width(T)
-    clear(sums, (cols + 15) // 16 * 128)
-    for row in range(rows):
-        d, p, c = dy + row * dy_step, x + row * x_step, 0
-        while c < cols:
-            at, count = c * size, min(16, cols - c)
-            if size == 4 or c % 32 == 0:
-                prefetch(d + at + AHEAD)
-                prefetch(p + at + AHEAD)
-                prefetch(d + dy_apart + at + AHEAD)
-                prefetch(p + x_apart + at + AHEAD)
-            if count == 16:
-                _pair_terms(T, d + at, dy_apart, p + at, x_apart, 16, table + c * 4, sums + c * 8)
-            else:
-                _pair_terms(T, d + at, dy_apart, p + at, x_apart, count, table + c * 4, sums + c * 8)
-            c += 16
-
-
 @kernel
 def _pixel_sums(T: Any) -> Any:
-    """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean).
-
-    The rows of its first and of its second half take turns: four streams of memory come 1.15 to 1.2 times as fast as
-    two, and the sums are loaded and stored half as often.
-    """
+    """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean)."""
 
     def run(args: Any, task: Any) -> Any:
         dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks = words(
@@ -126,16 +77,12 @@ def _pixel_sums(T: Any) -> Any:
         clear(totals, 2 * apart)
         end = min(rows, first + task_chunks * PIXEL_ROWS)
         last = (hw - (end - 1) * together) * channels if end == rows else cols
-        half = (end - first - (1 if last < cols else 0)) // 2
-        d, p = dy + n * dy_n + first * dy_h, x + n * x_n + first * x_h
-        for row in range(0, half, PIXEL_ROWS // 2):
-            count = min(PIXEL_ROWS // 2, half - row)
-            _sum_pairs(T, d + row * dy_h, dy_h, half * dy_h, p + row * x_h, x_h, half * x_h, count, cols, table, sums)
-            add_columns(sums, cols, totals, apart)
-        if first + 2 * half < end:
+        d, p = dy + n * dy_n, x + n * x_n
+        for row in range(first, end, PIXEL_ROWS):
+            count = min(PIXEL_ROWS, end - row)
             sum_columns(
-                T, d + 2 * half * dy_h, dy_h, p + 2 * half * x_h, x_h, end - first - 2 * half, cols, last, table, 64,
-                False, sums,
+                T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last if row + count == end else cols, table,
+                64, False, sums,
             )  # fmt: skip
             add_columns(sums, cols, totals, apart)
 

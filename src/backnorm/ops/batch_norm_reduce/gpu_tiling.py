@@ -8,12 +8,12 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
 from .._views import Parts, row_step
 
 #: Elements of a tile; its columns at most, for planes, pixels and small images; and how many programs there should be,
-#: two for each of an H200's 132 multiprocessors (34 against 43 microseconds with four, 32 x 112 x 112 x 64 bfloat16).
-TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 264
+#: two for each multiprocessor (34 against 43 microseconds with four, 32 x 112 x 112 x 64 bfloat16).
+TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 2 * MULTIPROCESSORS
 #: Planes of images up to this are read as rows of all channels' elements: 49 of them are no whole vectors.
 LARGEST_SMALL_IMAGE = 512
 #: Pixels of few channels are joined to rows of about this many elements; of more, where only those begin on 16 bytes.

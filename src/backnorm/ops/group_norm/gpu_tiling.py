@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
 from .._views import Parts, row_step
 
 #: Elements of a group (of planes, padded to powers of two) that stay in one program's registers.
@@ -23,15 +23,15 @@ STAGES = 3
 #: cache holds, before the next, was slower: 108 against 79 microseconds at 32 x 256 x 3136 in bfloat16.
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 #: Pixels: the same.
-PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, 132
-#: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each of 132
-#: multiprocessors), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
+PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, MULTIPROCESSORS
+#: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each
+#: multiprocessor), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
 #: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts): steps of several channels
 #: take longer than their bytes.
-PART_BYTES, SHARING, PART_WARPS = 32768, 132, 8
+PART_BYTES, SHARING, PART_WARPS = 32768, MULTIPROCESSORS, 8
 FEWEST_PARTS = {4: 4, 2: 8}
-#: Programs for the whole call, if it has work for them: eight for each of an H200's 132 multiprocessors.
-PROGRAMS = 1056
+#: Programs for the whole call, if it has work for them.
+PROGRAMS = 8 * MULTIPROCESSORS
 
 
 class Tiling(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import Images, joined, lay_out
-from .._views import PIXEL_ROWS, SPAN, Parts, row_step, task_elements, worth_streaming
+from .._views import LONGEST_BLOCK, PIXEL_ROWS, SPAN, Parts, row_step, task_elements, worth_streaming
 
 #: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
 FEWEST_TASKS = 16
@@ -17,10 +17,10 @@ FEWEST_TASKS = 16
 BATCH_BYTES = 2 << 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
-#: Contiguous groups of planes of at most LONGEST_ROW elements, with images of at most LARGEST_IMAGE, are rows, if there
-#: are enough samples. Larger images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192), whose
-#: sums stay in registers: beyond the fixed cost of a plane they are cheaper than sums of each element.
-LONGEST_ROW, LARGEST_IMAGE, FEWEST_SAMPLES = 768, 100, 4
+#: Contiguous groups of planes of at most LONGEST_BLOCK elements, with images of at most LARGEST_IMAGE, are rows, if
+#: there are enough samples. Larger images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192),
+#: whose sums stay in registers: beyond the fixed cost of a plane they are cheaper than sums of each element.
+LARGEST_IMAGE, FEWEST_SAMPLES = 100, 4
 #: So many elements of a sample at a time: their weights and sums take 12 bytes each of the L1 cache. 400 to 4096 differ
 #: by little in the caches (31 to 34 microseconds at 64 x 64 x 49); a large tensor likes runs that are not short.
 TABLE_COLUMNS = 1600
@@ -85,7 +85,7 @@ def padded(count: int) -> int:
 
 def _are_rows(images: Images, samples: int, group_channels: int, hw: int) -> bool:
     contiguous = group_channels == 1 or all(inner == hw for _, inner in images.steps.values())
-    small = hw <= LARGEST_IMAGE and group_channels * hw <= LONGEST_ROW
+    small = hw <= LARGEST_IMAGE and group_channels * hw <= LONGEST_BLOCK
     return not images.pixels and contiguous and small and samples >= FEWEST_SAMPLES
 
 

@@ -40,8 +40,8 @@ from .._simd import (
     words,
 )
 from .._sums import add_columns, clear, flush, reduce_partials, reduce_tasks
-from .._views import AHEAD, CHUNK_ROWS
-from .tiling import BLOCK, LONGEST_BLOCK, PIECE, SPAN, Tiling, partial_bytes
+from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK
+from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 
 @kernel

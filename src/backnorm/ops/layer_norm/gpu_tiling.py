@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._tiles import gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
 from .._views import Parts, row_step
 from .tiling import ROWS_OF, lay_out_rows
 
@@ -15,16 +15,16 @@ from .tiling import ROWS_OF, lay_out_rows
 LONGEST_WHOLE_ROW = 8192
 #: Elements of a tile of short rows.
 TILE = 4096
-#: Programs that share the rows: two for each of an H200's 132 multiprocessors, one where a row fills it (204 against
-#: 219 microseconds at 16384 x 8192 in bfloat16).
-PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 264, 132, 8192
+#: Programs that share the rows: two for each multiprocessor, one where a row fills it (204 against 219
+#: microseconds at 16384 x 8192 in bfloat16).
+PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 2 * MULTIPROCESSORS, MULTIPROCESSORS, 8192
 #: Registers of a thread with which two programs of 8 warps share a multiprocessor; for the ends of rows that do not
 #: begin on 16 bytes the compiler would take 171, though it spills none of these (bfloat16) or two (float32).
 HALF_OF_THEM = 128
-#: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each of
-#: 132 multiprocessors, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
+#: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
+#: multiprocessor, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
 #: the columns, 126 with half the columns and two programs a multiprocessor.
-CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 8192, 132, 8
+CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 8192, MULTIPROCESSORS, 8
 
 
 class Tiling(NamedTuple):

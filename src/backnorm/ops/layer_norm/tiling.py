@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._views import CHUNK_ROWS, Parts, row_step, task_elements, worth_streaming
+from .._views import CHUNK_ROWS, LONGEST_BLOCK, Parts, row_step, task_elements, worth_streaming
 
-#: Columns of a row that are summed in float32: of longer rows, of shorter ones.
-BLOCK, LONGEST_BLOCK = 512, 768
+#: Columns of a row that are summed in float32, where it has more than LONGEST_BLOCK.
+BLOCK = 512
 #: Longer rows are split over threads: two of both inputs, weight and column sums no longer share the L2 cache.
 LONGEST_WHOLE_ROW = 32768
 #: Split rows: dx of some of them is made before the next are summed, so that they are read again from the cache.
