@@ -23,6 +23,9 @@ from backnorm import functional, plan, threads
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
 from backnorm.datatypes import BF16, F32
 from backnorm.ops import OPS, _views
+from backnorm.ops._native import kernel
+from backnorm.ops._program import Place, Program
+from backnorm.ops._simd import load_double, store_double, words
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.group_norm import tiling as gn_tiling
@@ -112,6 +115,31 @@ def test_the_same_bits_on_any_cpu(call: str, dtype: str) -> None:
     assert hashlib.sha256(bits(CALLS[call](dtype))).hexdigest()[:16] == known[call][dtype]
 
 
+@kernel
+def _count_up() -> Any:
+    def run(args: Any, task: Any) -> Any:
+        (counts,) = words(args, 1)
+        store_double(counts + task * 8, load_double(counts + task * 8) + 1.0)
+
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 20])
+def test_every_task_is_done_once(count: int) -> None:
+    """Whatever the threads, which each begin with a range of their own, and from either end."""
+    backnorm.set_num_threads(count)
+    for first, last in ((0, 1), (0, 19), (5, 7), (3, 1000), (4, 4)):
+        program = Program(("counts",))
+        for backwards in (False, True):
+            program.run(_count_up(), program.arguments(Place("counts", 0)), first, last, 1 << 30, backwards)
+        code, counts = program.code(), np.zeros(last + 1)
+        for calls in (1, 2, 3):
+            threads.run(code, [0, counts.ctypes.data])
+            assert (counts[first:last] == 2 * calls).all()
+            assert not counts[:first].any()
+            assert not counts[last:].any()
+
+
 def test_the_same_bits_at_any_alignment() -> None:
     rows, cols = 40, 333
     dy, x = _arrays((rows, cols), "float32")
@@ -133,6 +161,18 @@ def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytes
     functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
     assert bits(CALLS[call](dtype)) == expected
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+
+
+@pytest.mark.parametrize("call", ["gn large groups", "gn large pixels"])
+def test_the_same_bits_batch_by_batch(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split groups and samples: all in one sweep, and one after the other."""
+    expected = bits(CALLS[call]("float32"))
+    monkeypatch.setattr(gn_tiling, "BATCH_BYTES", 1)
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    assert bits(CALLS[call]("float32")) == expected
     functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
 
@@ -329,14 +369,14 @@ def test_thread_counts() -> None:
         with pytest.raises(ValueError, match="must be a positive integer"):
             backnorm.set_num_threads(bad)  # type: ignore[arg-type]
     code = "import backnorm; print(backnorm.get_num_threads())"
-    for text, words in (("5", "5"), ("", str(len(os.sched_getaffinity(0))))):
+    for text, printed in (("5", "5"), ("", str(len(os.sched_getaffinity(0))))):
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "BACKNORM_NUM_THREADS": text},
             capture_output=True,
             text=True,
         )
-        assert done.stdout.strip() == words
+        assert done.stdout.strip() == printed
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "BACKNORM_NUM_THREADS": "many"}, capture_output=True, text=True
     )
