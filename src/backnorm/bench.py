@@ -197,7 +197,8 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
 
 
 def _burst(calls: list[Callable[[], Any]]) -> list[float]:
-    """Times of calls one after the other, as in training; those of the first _SETTLING seconds do not count."""
+    """Times of calls one after the other, as in training, each one's results kept until it is made again; those of the
+    first _SETTLING seconds do not count."""
     times: list[float] = []
     results: list[Any] = [None] * len(calls)
     start = time.perf_counter()

@@ -137,7 +137,8 @@ static void boot(void)
 }
 
 /* Whether this thread holds the interpreter's lock. PyGILState_Check says yes to all, once there was a second
- * interpreter. Before Python 3.12 the current state is the process's: whichever thread runs Python at this moment. */
+ * interpreter. Before Python 3.12 the current state is the process's: that of whichever thread runs Python at this
+ * moment. If it is not the thread's first one, it may still be the thread's own, of another interpreter. */
 static int holds_lock(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000

@@ -51,7 +51,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         if tiling.split:
             by_chunk = program.arguments(*shared, tiling.per_split_task, tiling.ahead), tiling.split_tasks
             by_sample = program.arguments(*shared, 1, tiling.ahead), 1
-            steps = zip((1, 2, 3, 4), (by_sample, by_chunk) * 2)
+            steps = zip((1, 2, 3, 4) if wants_dx else (1, 2, 3), (by_sample, by_chunk) * 2)
             _by_batches(program, tiling, n, elements, [(pixels(T, wants_dx, step), *rest) for step, rest in steps])
         else:
             program.job(

@@ -290,6 +290,12 @@ def _items(task: Any, count: Any, per: Any) -> Any:
     return group * count + first, group * count + min(count, first + per)
 
 
+@inline
+def _span(item: Any, spans: Any, channels: Any) -> Any:
+    """Sample, channel and first element of a span."""
+    return item // spans // channels, item // spans % channels, item % spans * SPAN
+
+
 @kernel
 def split_planes_sums(T: Any) -> Any:
     """Some spans of a group a task, into span_sums[sample][channel][span]."""
@@ -299,7 +305,7 @@ def split_planes_sums(T: Any) -> Any:
         channels, size = groups * width_g, width(T)
         first, stop = _items(task, width_g * spans, per)
         for item in range(first, stop):
-            n, c, start = item // spans // channels, item // spans % channels, item % spans * SPAN
+            n, c, start = _span(item, spans, channels)
             group = (n * groups + c // width_g) * 4
             s1, s2 = sum_span(
                 T, dy + n * dy_n + c * dy_c + start * size, x + n * x_n + c * x_c + start * size, min(SPAN, hw - start),
@@ -351,7 +357,7 @@ def split_planes_dx(T: Any) -> Any:
         size = np.float64(width_g) * np.float64(hw)
         first, stop = _items(task, width_g * spans, per)
         for item in range(first, stop):
-            n, c, start = item // spans // channels, item // spans % channels, item % spans * SPAN
+            n, c, start = _span(item, spans, channels)
             group, count = n * groups + c // width_g, min(SPAN, hw - start)
             f = _plane_factors(
                 load_one(mean + group * 4), load_one(rstd + group * 4), load_one(gamma + c * 4),

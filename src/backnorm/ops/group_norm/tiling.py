@@ -109,8 +109,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if desc is None or desc.dtype != F32 or row_step(desc, 1, count) is None:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
-    size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
     split = whole < FEWEST_TASKS
+    size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
