@@ -212,6 +212,26 @@ def test_empty_bfloat16_through_dlpack() -> None:
     assert results[1].tensor.tolist() == [0] * 4
 
 
+def test_no_rows_again_and_again() -> None:
+    empty, one = torch.empty(0, 64), torch.empty(0, 1)
+    for _ in range(3):
+        dx, dw, db = backnorm.layer_norm_backward(empty, empty, (64,), one, one, torch.ones(64), torch.ones(64))
+        assert dx.shape == (0, 64)
+        assert not dw.any()
+        assert not db.any()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_results_without_memory_are_refused() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    call = (torch.ones(4, 64), torch.ones(4, 64), (64,), torch.ones(4, 1), torch.ones(4, 1))
+    for _ in range(2):
+        with FakeTensorMode(), pytest.raises(TypeError, match="must have memory; got a FakeTensor"):
+            backnorm.layer_norm_backward(*call)
+        backnorm.layer_norm_backward(*call)
+
+
 def test_a_gradient_tape_is_neither_needed_nor_left() -> None:
     call = {k: to_torch(v) if isinstance(v, np.ndarray) else v for k, v in layer_norm_call().items()}
     call["input"].requires_grad_()

@@ -38,7 +38,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def _random(shape: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).to(dtype)
 
 
 def _poisoned(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -221,8 +221,18 @@ def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: st
 def test_groups_that_one_program_reads_twice(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"LARGEST_WHOLE_GROUP": 0, "SHARING": 0, "FEWEST_TWICE": 1, "TWICE_TILE": 256}.items():
+    sizes = {"LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "SHARING": 0, "TWICE_TILE": 256}
+    for name, value in sizes.items():
         monkeypatch.setattr(gn_tiling, name, value)
+    _group_norm(n, c, hw, group, False, DTYPES[dtype])
+    _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "c", "hw", "group"), [(3, 16, 49, 2), (9, 48, 36, 3), (2, 40, 196, 1), (130, 8, 1, 1), (1, 16, 256, 16)]
+)
+def test_groups_of_small_images(n: int, c: int, hw: int, group: int, dtype: str) -> None:
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
@@ -234,7 +244,8 @@ SHARED += [(2, 32, 3136, 4)] if ON_GPU else []
 def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
     """Parts of 128 or 256 elements for small images."""
     part_bytes = 512 if hw < 3000 else gn_tiling.PART_BYTES
-    for name, value in {"LARGEST_WHOLE_GROUP": 0, "PART_BYTES": part_bytes, "FEWEST_PARTS": {2: 1, 4: 1}}.items():
+    sizes = {"LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "PART_BYTES": part_bytes, "FEWEST_PARTS": {2: 1, 4: 1}}
+    for name, value in sizes.items():
         monkeypatch.setattr(gn_tiling, name, value)
 
 
@@ -448,11 +459,74 @@ def test_programs_that_wait_for_each_other_on_many_streams() -> None:
 
 
 @on_gpu
-def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
-    dy, x, shape, mean, rstd, w = _layer_norm_call(3001, 700)
-    whole = backnorm.layer_norm_backward(dy, x, shape, mean, rstd, w)[0]
-    some = backnorm.layer_norm_backward(dy[100:103], x[100:103], shape, mean[100:103], rstd[100:103], w)[0]
-    assert torch.equal(whole[100:103], some)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols", [64, 97, 700, 1024, 4096, 8192, 20000, 65536])
+def test_a_row_has_the_same_bits_whatever_its_neighbours(cols: int, dtype: str) -> None:
+    rows, kind = 3008 if cols < 10000 else 208, DTYPES[dtype]
+    dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
+    mean, rstd, w = (_random(size, torch.float32, 3) for size in ((rows, 1), (rows, 1), (cols,)))
+    whole = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w.to(kind))[0]
+    for some in (slice(100, 103), slice(7, 8)):
+        dx = backnorm.layer_norm_backward(dy[some], x[some], (cols,), mean[some], rstd[some], w.to(kind))[0]
+        assert torch.equal(whole[some], dx)
+
+
+# Channels, elements of an image, groups: in registers, read twice, shared, by all.
+SAMPLES = [(32, 49, 4), (64, 3136, 8), (24, 601, 2), (32, 65536, 8), (4, 262144, 1), (4, 262147, 1), (320, 1024, 32)]
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("c", "hw", "groups"), SAMPLES)
+def test_a_sample_has_the_same_bits_whatever_its_neighbours(
+    c: int, hw: int, groups: int, pixels: bool, dtype: str
+) -> None:
+    n = 14
+    dy, x = (_image(n, c, hw, pixels, DTYPES[dtype], seed) for seed in (1, 2))
+    mean, rstd, w = (_random(size, torch.float32, 3) for size in ((n, groups), (n, groups), (c,)))
+    whole = backnorm.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, groups)[0]
+    for some in (slice(10, 13), slice(7, 8)):
+        count = some.stop - some.start
+        dx = backnorm.group_norm_backward(dy[some], x[some], mean[some], rstd[some], w, count, c, hw, groups)[0]
+        assert torch.equal(whole[some], dx)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(2000000, 64), (200000, 700), (9000, 4096), (40000, 8192), (4096, 16384), (300, 1000000)]
+)
+def test_rows_that_are_all_alike(rows: int, cols: int) -> None:
+    """Where roundings all go the same way, sums must not be one long chain: within the bound, or (rows of 2049 to 8192
+    columns, whose sums stay in registers) closer than PyTorch's."""
+    dy, x = (_random((1, cols), torch.float32, seed).expand(rows, cols).contiguous() for seed in (1, 2))
+    mean, rstd, w = (
+        torch.zeros(rows, 1, device=DEVICE),
+        torch.ones(rows, 1, device=DEVICE),
+        _random((cols,), dy.dtype, 3),
+    )
+    ours = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w, w)[1:]
+    theirs = torch.ops.aten.native_layer_norm_backward(dy, x, (cols,), mean, rstd, w, w, (False, True, True))[1:]
+    for result, other, term in zip(ours, theirs, (dy[0].double() * x[0].double(), dy[0].double())):
+        golden, terms = (rows * term).cpu().numpy(), (rows * term.abs()).cpu().numpy()
+        within = [excess(array.cpu().numpy(), golden, terms) for array in (result, other)]
+        assert within[0] <= 1 or (2048 < cols <= 8192 and within[0] < within[1] / 2), within
+
+
+@on_gpu
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("n", "c", "hw", "groups"), [(64, 256, 3136, 32), (2, 16, 1 << 20, 2), (300, 128, 1023, 8)])
+def test_images_that_are_all_alike(n: int, c: int, hw: int, groups: int, pixels: bool) -> None:
+    dy, x = (_random((1, c, 1), torch.float32, seed).expand(n, c, hw) for seed in (1, 2))
+    dy, x = (t.transpose(1, 2).contiguous().transpose(1, 2) if pixels else t.contiguous() for t in (dy, x))
+    one, zero = torch.ones(c, device=DEVICE), torch.zeros(c, device=DEVICE)
+    statistics = zero.expand(n, c)[:, :groups].contiguous(), one.expand(n, c)[:, :groups].contiguous()
+    sums = backnorm.batch_norm_backward_reduce(dy, x, zero, one)[:2]
+    _, dw, db = backnorm.group_norm_backward(dy, x, *statistics, one, n, c, hw, groups)
+    of_db = n * hw * dy[0, :, 0].double()
+    of_dw = of_db * x[0, :, 0].double()
+    for result, golden in ((sums[0], of_db), (sums[1], of_dw), (db, of_db), (dw, of_dw)):
+        assert excess(result.cpu().numpy(), golden.cpu().numpy(), golden.abs().cpu().numpy()) <= 1
 
 
 @on_gpu

@@ -167,6 +167,8 @@ def allocate(desc: TensorDesc, like: Array) -> Array:
             torch = sys.modules["torch"]
             dtype = getattr(torch, NUMPY[desc.dtype].name)
             tensor = torch.empty_strided(desc.shape, desc.strides, dtype=dtype, device=like.memory.device)
+            if type(tensor) is not torch.Tensor:  # whose memory is not there
+                raise TypeError(f"results must have memory; got a {type(tensor).__name__} in a mode of torch's")
             return Array(tensor, desc, tensor)
         numpy = NUMPY[desc.dtype]
         memory = np.empty(desc.numel, numpy)

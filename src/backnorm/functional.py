@@ -214,7 +214,7 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
     if known is None:
         plan, results = _run_anew(op, arguments, out, product)
         if key is not None:
-            _remember(key, op, plan, results if out is None else ())
+            _remember(key, op, plan, results)
         return results
     torch, input = sys.modules["torch"], arguments[1]
     results = tuple(out or ())
@@ -236,11 +236,7 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
 
 def _remember(key: Any, op: OpSpec, plan: Plan, results: tuple[Any, ...]) -> None:
     names = [param.name for param in (*op.inputs, *op.outputs)]
-    wanted = [param.name in plan.writes for param in op.outputs]
-    outputs = tuple(
-        None if not want else (r.shape, r.stride(), r.dtype) if r is not None else ((), (), None)
-        for want, r in zip(wanted, results or (None,) * len(wanted))
-    )
+    outputs = tuple(None if result is None else (result.shape, result.stride(), result.dtype) for result in results)
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[key] = _Known(plan, outputs, tuple(names.index(name) for name in plan.tensors))

@@ -14,8 +14,25 @@ from ..spec import TensorDesc, contiguous_strides
 from ._images import Images, layout_strides
 from ._launch import Launch, Pointer
 from ._program import WORKSPACE
-from ._tiles import MOST_PARTIALS, PARTS, power_of_two
+from ._tiles import MOST_PARTIALS, PARTS, TILES_OF_A_RUN, power_of_two
 from ._views import image_strides, joined_axes
+
+RUN = tl.constexpr(TILES_OF_A_RUN)
+
+
+@triton.jit
+def ends_a_run(turn):
+    return turn % RUN == RUN - 1
+
+
+@triton.jit
+def end_run(turn, a, b, all_a, all_b):
+    """Two sums of a run, which end as zeros if this turn ends it, and those of all before it."""
+    if ends_a_run(turn):
+        all_a += a
+        all_b += b
+        a, b = tl.zeros_like(a), tl.zeros_like(b)
+    return a, b, all_a, all_b
 
 
 @triton.jit

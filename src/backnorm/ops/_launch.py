@@ -1,8 +1,8 @@
 """Triton kernels, compiled once for a plan and launched on addresses.
 
 A launch names a kernel, its grid, its constants and its arguments; addresses in them are places, known when it runs.
-Kernels are compiled by whether all addresses are multiples of 16, and launched through the driver itself: a launcher of
-Triton's takes 10 microseconds of Python's time, a call of the driver 4.
+Kernels are compiled by whether the addresses of large tensors are multiples of 16, and launched through the driver
+itself: a launcher of Triton's takes 10 microseconds of Python's time, a call of the driver 4.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from ..status import AclnnError, Status
 from ._program import WORKSPACE
 
 TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, DataType.INT64: torch.int64}
+#: What lies at a multiple of 16 is read in vectors, and their lengths shape the sums. A slice of a batch keeps its rows
+#: there, but not the statistics of one.
+_LARGE = (WORKSPACE, "gradOut", "input", "gradInput", "gradInputOut")
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -53,7 +56,7 @@ class Launch(NamedTuple):
     num_stages: int = 3
     #: All its programs must run at a time; what is launched instead where they cannot.
     apart: tuple[Launch, ...] | None = None
-    #: Its constant that says whether all addresses are multiples of 16, where it has one.
+    #: Its constant that says whether the large tensors' addresses are multiples of 16, where it has one.
     aligned: str | None = None
     #: Registers of a thread at most, where the compiler would take more.
     registers: int | None = None
@@ -73,13 +76,29 @@ class _Somewhere:
         return self._address
 
 
+class _Attribute(ctypes.Structure):
+    """CUDA's CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_int), ("__", ctypes.c_int * 15))
+
+
+class _Config(ctypes.Structure):
+    """CUDA's CUlaunchConfig. (With it a launch has four arguments: 11 of them take Python 2.5 microseconds longer.)"""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+
+
 @cache
-def _driver() -> Any:
-    library = ctypes.CDLL("libcuda.so.1")
-    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
-    library.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
-    library.cuLaunchCooperativeKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer]
-    return library
+def _cu_launch() -> Any:
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    launch.argtypes = [ctypes.c_void_p] * 4
+    return launch
 
 
 #: How a parameter of a compiled kernel lies in its place of 8 bytes.
@@ -91,7 +110,9 @@ class _Compiled:
 
     def __init__(self, launch: Launch, slots: dict[str, int], aligned: bool) -> None:
         mocks = [
-            _Somewhere(TORCH[a.dtype], 0 if aligned else itemsize(a.dtype)) if isinstance(a, Pointer) else a
+            _Somewhere(TORCH[a.dtype], 0 if aligned and a.name in _LARGE else itemsize(a.dtype))
+            if isinstance(a, Pointer)
+            else a
             for a in launch.arguments
         ]
         together = launch.apart is not None
@@ -103,7 +124,11 @@ class _Compiled:
         kernel._init_handles()
         self._places = [(slots[a.name], a.offset) for a in launch.arguments if isinstance(a, Pointer)]
         grid = (*launch.grid, 1, 1)[:3]
-        self._where = (kernel.function, *grid, 32 * launch.num_warps, 1, 1, kernel.metadata.shared)
+        threads, shared_bytes = 32 * launch.num_warps, kernel.metadata.shared
+        self._attribute = _Attribute(id=_COOPERATIVE, value=1)
+        self._config = _Config(
+            grid, (threads, 1, 1), shared_bytes, None, ctypes.pointer(self._attribute), 1 if together else 0
+        )
         # The kernel's parameters, each in 8 bytes: the addresses, which all come first, numbers that were not compiled
         # in, and nulls for memory of Triton's own, which these kernels do not use.
         names, signature = launch.kernel.arg_names, kernel.src.signature
@@ -117,15 +142,17 @@ class _Compiled:
         for i, (number, kind) in enumerate(zip(given, kinds[len(self._places) :]), len(self._places)):
             struct.pack_into(_FORMATS[kind], self._values, 8 * i, number)
         self._parameters = (ctypes.c_void_p * len(kinds))(*[start + 8 * i for i in range(len(kinds))])
-        self._launch = _driver().cuLaunchCooperativeKernel if together else _driver().cuLaunchKernel
-        self._extra: tuple[None, ...] = () if together else (None,)
+        self._write_addresses = struct.Struct(f"<{len(self._places)}Q").pack_into
+        self._launch = _cu_launch()
+        self._where = (ctypes.addressof(self._config), kernel.function, ctypes.addressof(self._parameters), None)
         self._lock = threading.Lock()
         self._slowly = (kernel, grid, launch)
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         with self._lock:  # the driver copies the values before it returns
-            self._values[: len(self._places)] = [pointers[slot] + offset for slot, offset in self._places]
-            code = self._launch(*self._where, stream, self._parameters, *self._extra)
+            self._write_addresses(self._values, 0, *[pointers[slot] + offset for slot, offset in self._places])
+            self._config.stream = stream
+            code = self._launch(*self._where)
         if code:  # say, no context in this thread yet: Triton's own way makes one, or tells what is wrong
             kernel, grid, launch = self._slowly
             addresses = iter(self._places)
@@ -155,11 +182,12 @@ def prepare(
         one_by_one = _fitting(launches, 1)
         return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
     index = torch.device(device).index or 0
+    large = [slot for name, slot in slots.items() if name in _LARGE]
     launches = _fitting(launches, torch.cuda.get_device_properties(index).multi_processor_count)
     compiled: dict[bool, list[_Compiled]] = {}
 
     def run(pointers: Sequence[int], stream: int | None) -> None:
-        aligned = _aligned(pointers)
+        aligned = _aligned([pointers[slot] for slot in large])
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
                 return run(pointers, stream)
@@ -204,4 +232,5 @@ def _interpret(launches: Sequence[Launch], slots: dict[str, int], pointers: Sequ
     with np.errstate(all="ignore"):  # a GPU does in silence what NumPy warns of
         for launch in launches:
             arguments = [tensor(a) if isinstance(a, Pointer) else a for a in launch.arguments]
-            launch.kernel[launch.grid](*arguments, **launch.on(_aligned(pointers)).constants)
+            aligned = _aligned([pointers[slots[name]] for name in slots if name in _LARGE])
+            launch.kernel[launch.grid](*arguments, **launch.on(aligned).constants)

@@ -9,26 +9,29 @@ import triton.language as tl
 
 from ...datatypes import F32
 from ...spec import Call
-from .._gpu import copy_images, finish_sums, pack, unpack
+from .._gpu import copy_images, end_run, finish_sums, pack, unpack
 from .._launch import Launch, Pointer, pointer_to
 from .._program import WORKSPACE
+from .._tiles import TILES_OF_A_RUN
 from .gpu_tiling import Tiling
 
 
 @triton.jit
 def _plane_sums(
     dy_ptr, x_ptr, mean_ptr, partials_ptr, channels, image, dy_n, dy_c, x_n, x_c, tiles, per_split, pieces,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr, SHIFTS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, LONG: tl.constexpr, VECTOR: tl.constexpr,
+    SHIFTS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Some pieces of the images of ROWS channels. SHIFTS: images begin anywhere, but pieces at multiples of VECTOR
-    elements, 16 bytes, and are read in whole vectors: what these hold of other images is dropped. ALIGNED: the tensors
-    begin on 16 bytes too, so that no vector with an element of theirs leaves the memory they were given."""
+    """Some pieces of the images of ROWS channels. LONG: more than one run. SHIFTS: images begin anywhere, but pieces at
+    multiples of VECTOR elements, 16 bytes, and are read in whole vectors: what these hold of other images is dropped.
+    ALIGNED: the tensors begin on 16 bytes too, so that no vector with an element of theirs leaves the memory they were
+    given."""
     channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     there = channel < channels
     mean = tl.load(mean_ptr + channel, mask=there, other=0.0).to(tl.float32)
     a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    all_a, all_b = a, b
     for tile in tl.range(split * per_split, tl.minimum(tiles, split * per_split + per_split), num_stages=STAGES):
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * COLS + tl.arange(0, COLS)
@@ -46,6 +49,11 @@ def _plane_sums(
         x = tl.load(x_at, mask=there[:, None] & reads, other=0.0).to(tl.float32)
         a += tl.where(keep, dy, 0.0) if SHIFTS else dy
         b += tl.where(keep, dy * (x - mean[:, None]), 0.0)
+        if LONG:
+            a, b, all_a, all_b = end_run(tile - split * per_split, a, b, all_a, all_b)
+    if LONG:
+        a += all_a
+        b += all_b
     place = partials_ptr + split.to(tl.int64) * 2 * channels + channel
     tl.store(place, tl.sum(a, axis=1), mask=there)
     tl.store(place + channels, tl.sum(b, axis=1), mask=there)
@@ -55,15 +63,17 @@ def _plane_sums(
 def _row_sums(
     dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, rest,
     channels, inner, PIXELS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: `rest` elements follow the last row."""
+    """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: `rest` elements follow the last row.
+    LONG: more tiles of rows than one run."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
     there = col < cols
     channel = col % channels if PIXELS else col // inner
     mean = tl.load(mean_ptr + channel, mask=there, other=0.0).to(tl.float32)
     a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    all_a, all_b = a, b
     for tile in tl.range(split * per_split, tl.minimum(tiles, split * per_split + per_split), num_stages=STAGES):
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * ROWS + tl.arange(0, ROWS)
@@ -74,6 +84,11 @@ def _row_sums(
         x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
         a += dy
         b += tl.where(mask, dy * (x - mean[None, :]), 0.0)
+        if LONG:
+            a, b, all_a, all_b = end_run(tile - split * per_split, a, b, all_a, all_b)
+    if LONG:
+        a += all_a
+        b += all_b
     s1, s2 = tl.sum(a, axis=0), tl.sum(b, axis=0)
     if RAGGED:  # outside of the loop, whose elements come in vectors
         mask = col < tl.where(split == 0, rest, 0)
@@ -105,7 +120,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     steps_of = (*images.steps["gradOut"], *images.steps["input"])
     # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
     stages = 3 if tiling.vector > 1 or all(step % 16 == 0 for step in steps_of) else 1
-    constants: dict[str, Any] = {"ROWS": rows, "COLS": cols, "STAGES": stages}
+    long = tiling.per_split > TILES_OF_A_RUN
+    constants: dict[str, Any] = {"ROWS": rows, "COLS": cols, "STAGES": stages, "LONG": long}
     width, pieces = channels * tiling.inner, tiling.pieces
     if tiling.by_rows:
         numbers: tuple[int, ...] = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 
 #: Elements of a tile; its columns at most, for planes, pixels and small images; and how many programs there should be,
@@ -18,6 +18,8 @@ TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 2
 LARGEST_SMALL_IMAGE = 512
 #: Pixels of few channels are joined to rows of about this many elements; of more, where only those begin on 16 bytes.
 JOINED = 256
+#: Runs of tiles that a program adds up.
+MOST_RUNS = 4
 
 
 class Tiling(NamedTuple):
@@ -103,7 +105,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         tile_rows = min(power_of_two(channels), TILE // tile_cols)
         pieces, across = -(-run // tile_cols), -(-channels // tile_rows)
     tiles = samples * pieces
-    splits = max(1, min(tiles, PROGRAMS // across))
+    splits = min(tiles, in_runs(tiles, max(1, PROGRAMS // across), MOST_RUNS))
     per_split = -(-tiles // splits)
     splits = -(-tiles // per_split)
     partials = parts.take(splits * 2 * channels * inner * 4)

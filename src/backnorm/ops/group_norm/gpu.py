@@ -1,8 +1,8 @@
 """GroupNorm backward on a GPU, for planes (NCHW) and pixels (channels-last).
 
-A group of planes that fits one program's registers is read once. Where there are many larger ones, each is read twice
-by one program, the second time from the caches. The others are read twice by all: sums of each channel, sums of each
-group, dx.
+A group that fits one program's registers is read once; those of small images are LayerNorm's rows, which come in whole
+vectors. Of larger groups of planes, some are read twice by one program, the second time from the caches, and others
+once by programs that share them. All else is read twice by all: sums of each channel, sums of each group, dx.
 """
 
 from __future__ import annotations
@@ -15,47 +15,14 @@ import triton.language as tl
 from ...datatypes import F32, DataType
 from ...spec import Call
 from .._exchange import add_pairs, both, pack, unpack, wait
-from .._gpu import copy_images, exchange, finish_sums
+from .._gpu import RUN, copy_images, end_run, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
 from .._launch import Launch, Pointer, pointer_to
 from .._program import WORKSPACE
-from .._tiles import power_of_two
+from .._tiles import TILES_OF_A_RUN, power_of_two
+from ..layer_norm.gpu import rows_of_groups
 from .gpu_tiling import Tiling
-
-
-@triton.jit
-def _whole_group(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, partials_ptr, groups, group_channels, image, share, dy_n,
-    dy_c, x_n, x_c, dx_n, dx_c, HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """A group: the sums of its channels, and dx."""
-    group = tl.program_id(0)
-    n = (group // groups).to(tl.int64)
-    row, at = tl.arange(0, ROWS), tl.arange(0, COLS)
-    there = row < group_channels
-    channel = group % groups * group_channels + row
-    mask = there[:, None] & (at < image)[None, :]
-    mean, rstd = tl.load(mean_ptr + group).to(tl.float32), tl.load(rstd_ptr + group).to(tl.float32)
-    dy_at = dy_ptr + n * dy_n + channel[:, None].to(tl.int64) * dy_c + at[None, :]
-    x_at = x_ptr + n * x_n + channel[:, None].to(tl.int64) * x_c + at[None, :]
-    dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
-    x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-    x_hat = tl.where(mask, (x - mean) * rstd, 0.0)
-    channels = groups * group_channels
-    place = partials_ptr + n * 4 * channels + channel
-    tl.store(place, tl.sum(dy, axis=1), mask=there)
-    tl.store(place + channels, tl.sum(dy * x_hat, axis=1), mask=there)
-    if WANTS_DX:
-        wdy = dy
-        if HAS_W:
-            gamma = tl.load(gamma_ptr + channel, mask=there, other=0.0).to(tl.float32)
-            wdy = tl.where(mask, dy * gamma[:, None], 0.0)
-        c1 = tl.sum(tl.sum(wdy, axis=1), axis=0) * share
-        c2 = tl.sum(tl.sum(wdy * x_hat, axis=1), axis=0) * share
-        dx = rstd * (wdy - c1 - x_hat * c2)
-        dx_at = dx_ptr + n * dx_n + channel[:, None].to(tl.int64) * dx_c + at[None, :]
-        tl.store(dx_at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -101,6 +68,40 @@ def _load(ptr, offsets, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _whole_group(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, partials_ptr, groups, group_channels, image, share, dy_n,
+    dy_step, x_n, x_step, dx_n, dx_step, HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, PIXELS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """A group: the sums of its channels, and dx."""
+    group = tl.program_id(0)
+    n = (group // groups).to(tl.int64)
+    inner, at = tl.arange(0, COLS if PIXELS else ROWS), tl.arange(0, ROWS if PIXELS else COLS)
+    there = inner < group_channels
+    channel = group % groups * group_channels + inner
+    of_channels, of_elements = _along(there, at < image, PIXELS)
+    mask = of_channels & of_elements
+    mean, rstd = tl.load(mean_ptr + group).to(tl.float32), tl.load(rstd_ptr + group).to(tl.float32)
+    dy = _load(dy_ptr, _offsets(n, dy_n, dy_step, channel, at, PIXELS), mask, False)
+    x = _load(x_ptr, _offsets(n, x_n, x_step, channel, at, PIXELS), mask, False)
+    x_hat = tl.where(mask, (x - mean) * rstd, 0.0)
+    channels = groups * group_channels
+    place = partials_ptr + n * 4 * channels + channel
+    tl.store(place, tl.sum(dy, axis=0 if PIXELS else 1), mask=there)
+    tl.store(place + channels, tl.sum(dy * x_hat, axis=0 if PIXELS else 1), mask=there)
+    if WANTS_DX:
+        wdy = dy
+        if HAS_W:
+            gamma, _ = _along(_of_channels(gamma_ptr, channel, there), at, PIXELS)
+            wdy = tl.where(mask, dy * gamma, 0.0)
+        c1 = tl.sum(tl.sum(wdy, axis=1), axis=0) * share
+        c2 = tl.sum(tl.sum(wdy * x_hat, axis=1), axis=0) * share
+        dx = rstd * (wdy - c1 - x_hat * c2)
+        place = dx_ptr + _offsets(n, dx_n, dx_step, channel, at, PIXELS)
+        tl.store(place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _add_fours(a, b, c, d, e, f, g, h):
     return a + e, b + f, c + g, d + h
 
@@ -109,11 +110,13 @@ def _add_fours(a, b, c, d, e, f, g, h):
 def _sums(
     dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, mean, rstd, gamma,
     PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    WEIGHED: tl.constexpr,
+    LONG: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of dy and dy * x_hat of each channel over some pieces of its image; WEIGHED: of gamma times dy instead."""
+    """Sums of dy and dy * x_hat of each channel over some pieces of its image; LONG: more than one run; WEIGHED: of
+    gamma times dy instead."""
     LENGTH: tl.constexpr = ROWS if PIXELS else COLS
     a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    all_a, all_b = a, b
     for piece in tl.range(start, start + pieces, num_stages=STAGES):
         at = piece * LENGTH + tl.arange(0, LENGTH)
         inside, image_inside = _along(there, at < image, PIXELS)
@@ -129,6 +132,11 @@ def _sums(
                 dy = tl.where(mask, dy, 0.0)
         a += dy
         b += dy * x_hat
+        if LONG:
+            a, b, all_a, all_b = end_run(piece - start, a, b, all_a, all_b)
+    if LONG:
+        a += all_a
+        b += all_b
     return tl.reduce((a, b), 0 if PIXELS else 1, add_pairs)
 
 
@@ -136,7 +144,7 @@ def _sums(
 def _all_sums(
     dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, mean, rstd, gamma,
     HAS_W: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """The sums, plain and weighed: gamma times the plain ones, or where gamma is not finite term by term."""
     m, _ = _along(mean, channel, PIXELS)
@@ -144,7 +152,7 @@ def _all_sums(
     g, _ = _along(gamma, channel, PIXELS)
     s1, s2 = _sums(
         dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, m, r, g, PIXELS, ROWS, COLS,
-        STAGES, EVEN, False,
+        STAGES, EVEN, LONG, False,
     )  # fmt: skip
     s3, s4 = s1, s2
     if HAS_W:
@@ -152,7 +160,7 @@ def _all_sums(
         if tl.sum((gamma - gamma != 0).to(tl.int32), axis=0) > 0:
             s3, s4 = _sums(
                 dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, start, pieces, m, r, g, PIXELS,
-                ROWS, COLS, 1, EVEN, True,
+                ROWS, COLS, 1, EVEN, LONG, True,
             )  # fmt: skip
     return s1, s2, s3, s4
 
@@ -174,7 +182,7 @@ def _split_sums(
     gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
     s1, s2, s3, s4 = _all_sums(
         dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, split * TILES, TILES, mean, rstd, gamma,
-        HAS_W, PIXELS, ROWS, COLS, STAGES, EVEN,
+        HAS_W, PIXELS, ROWS, COLS, STAGES, EVEN, TILES > RUN,
     )  # fmt: skip
     place = partials_ptr + (n * splits + split) * 4 * channels + channel
     tl.store(place, s1, mask=there)
@@ -268,10 +276,10 @@ def _split_dx(
 def _group_twice(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, gamma_ptr, dx_ptr, partials_ptr, groups, group_channels, image, share, dy_n,
     dy_step, x_n, x_step, dx_n, dx_step, HAS_W: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    EVEN: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, STAGES: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """A group of planes: the sums of its channels, then dx; what was read last is read again first, since the caches
-    still have it."""
+    still have it. LONG: an image is more pieces than one run."""
     channels, pieces = groups * group_channels, tl.cdiv(image, COLS)
     group = tl.program_id(0)
     n, inner = (group // groups).to(tl.int64), tl.arange(0, ROWS)
@@ -280,7 +288,7 @@ def _group_twice(
     gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
     s1, s2, s3, s4 = _all_sums(
         dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, 0, pieces, mean, rstd, gamma, HAS_W, False,
-        ROWS, COLS, STAGES, EVEN,
+        ROWS, COLS, STAGES, EVEN, LONG,
     )  # fmt: skip
     place = partials_ptr + n * 4 * channels + channel
     tl.store(place, s1, mask=there)
@@ -378,11 +386,21 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     out_steps = images.steps["gradInput"] if wants_dx else (0, 0)
     rows, cols, share = tiling.tile_rows, tiling.tile_cols, 1.0 / (width * hw)
     numbers: tuple[Any, ...]
-    if tiling.whole:
+    if tiling.as_rows:
+        constants: dict[str, Any] = {
+            "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": len(writes) > wants_dx, "ROWS": rows, "COLS": cols,
+            "PROGRAMS": tiling.splits, "STAGES": tiling.stages, "EVEN": n % rows == 0 and width * hw == cols,
+            "VECTOR": tiling.vector, "PERIOD": 1, "ALIGNED": False,
+        }  # fmt: skip
+        numbers = (*inputs, dx, partials, n, width * hw, *in_steps[::2], out_steps[0], groups, hw)
+        launch = Launch(rows_of_groups, (tiling.splits, groups), numbers, constants, tiling.num_warps)
+        steps.append(launch._replace(aligned="ALIGNED"))
+    elif tiling.whole:
         steps.append(
             Launch(
                 _whole_group, (n * groups,), (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps),
-                {"HAS_W": has_w, "WANTS_DX": wants_dx, "ROWS": rows, "COLS": cols}, tiling.num_warps,
+                {"HAS_W": has_w, "WANTS_DX": wants_dx, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols},
+                tiling.num_warps,
             )
         )  # fmt: skip
     elif tiling.parts:
@@ -403,6 +421,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         steps += exchange(words, n * groups * parts, shared(SUMS=True, DX=True), apart)
     elif tiling.twice:
         constants = {"HAS_W": has_w, "ROWS": rows, "COLS": cols, "EVEN": tiling.even, "STAGES": tiling.stages}
+        constants["LONG"] = -(-hw // cols) > TILES_OF_A_RUN
         numbers = (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps)
         steps.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
     else:
@@ -423,10 +442,16 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         steps += copy_images("gradInput", values["gradInput"], images, shape, False)
     dgamma, dbeta = (pointer(name) if name in writes else None for name in ("gradGammaOut", "gradBetaOut"))
     if dgamma or dbeta:
-        gathered = Pointer(WORKSPACE, tiling.gathered, F32)
-        steps += finish_sums(
-            partials, gathered, n * tiling.splits, 4 * channels, channels, channels, dbeta, None, dgamma
-        )
+        gathered, all_columns = Pointer(WORKSPACE, tiling.gathered, F32), channels * hw
+        if tiling.as_rows:
+            steps += finish_sums(
+                partials, gathered, tiling.splits, 2 * all_columns, all_columns, channels, dgamma, None, dbeta,
+                inner=hw, inner_step=1, col_step=hw,
+            )  # fmt: skip
+        else:
+            steps += finish_sums(
+                partials, gathered, n * tiling.splits, 4 * channels, channels, channels, dbeta, None, dgamma
+            )
     for name in writes:
         if name in tiling.packed:
             steps += copy_out(name, values[name], tiling.packed[name])

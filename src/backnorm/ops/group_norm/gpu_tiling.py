@@ -7,23 +7,33 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
+from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW
+from ..layer_norm.gpu_tiling import PROGRAMS as ROW_PROGRAMS
+from ..layer_norm.gpu_tiling import TILE as ROWS_TILE
 
 #: Elements of a group (of planes, padded to powers of two) that stay in one program's registers.
 LARGEST_WHOLE_GROUP = 8192
-#: Groups of planes that one program reads twice, the second time from the caches: how many there must be, bytes of one
-#: of both inputs at most, elements of a tile (twice as many where that makes runs of this length), and warps. 58
-#: microseconds at 32 x 256 x 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a
-#: group; 39 at 8 x 512 x 4096, 43 with runs of half the length.
-FEWEST_TWICE, LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 200, 1 << 19, 4096, 512, 8
+#: Pixels too, if a group's channels are at least so many bytes. 64 x 64 x 49 in bfloat16 takes 6 instead of 11
+#: microseconds.
+SHORTEST_RUN = 16
+#: Elements of a warp. 256 x 2048 x 49 pixels in bfloat16: 84 instead of 128 microseconds with half as many.
+WHOLE_WARP = 1024
+#: Groups of planes of images up to this size are rows, if they lie so.
+LARGEST_SMALL_IMAGE = 256
+#: Groups of planes that one program reads twice, the second time from the caches: bytes of one of both inputs at most,
+#: elements of a tile (twice as many where that makes runs of this length), and warps. 58 microseconds at 32 x 256 x
+#: 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a group; 39 at 8 x 512 x 4096, 43
+#: with runs of half the length.
+LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 1 << 19, 4096, 512, 8
 #: Loads under way, where rows begin on 16 bytes.
 STAGES = 3
 #: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
 #: cache holds, before the next, was slower: 108 against 79 microseconds at 32 x 256 x 3136 in bfloat16.
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 #: Pixels: the same.
-PIXEL_TILE, WIDEST_PIXELS, MOST_PIXEL_TILES, PIXEL_PROGRAMS = 4096, 128, 128, MULTIPROCESSORS
+PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 4096, 128, 16, 64, 32
 #: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each
 #: multiprocessor), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
 #: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts): steps of several channels
@@ -42,6 +52,7 @@ class Tiling(NamedTuple):
     images: Images
     #: Small tensors that go through a contiguous copy in the workspace, and where.
     packed: dict[str, int]
+    as_rows: bool
     whole: bool
     twice: bool
     #: Channels (planes) or rows (pixels) of a tile, and its columns.
@@ -50,17 +61,21 @@ class Tiling(NamedTuple):
     #: Whether tiles cover the images and channels without a rest, and for dx.
     even: bool
     dx_even: bool
+    #: Elements of a vector of 16 bytes.
+    vector: int
     #: Programs that share a group and exchange their sums, and how many groups they have at a time.
     parts: int
     lanes: int
-    #: Split groups: programs that share an image, tiles of each, and for dx.
+    #: Split groups: programs that share an image, tiles of each, and for dx. Groups that are rows: programs that share
+    #: the samples.
     splits: int
     tiles: int
     dx_splits: int
     dx_tiles: int
     num_warps: int
     stages: int
-    #: Places in the workspace: sums [sample][split][4][channel], gathered ones, c1 and c2 [sample][group][2].
+    #: Places in the workspace: sums [sample][split][4][channel], of rows [split][2][column], gathered ones, c1 and c2
+    #: [sample][group][2].
     partials: int
     gathered: int
     group_sums: int
@@ -102,24 +117,39 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if desc is not None and (name in writes or not name.startswith("grad")) and row_step(desc, 1, count) is None:
             packed[name] = parts.take(count * itemsize(desc.dtype))
     rows, cols = power_of_two(group_channels), max(16, power_of_two(hw))
-    whole = not images.pixels and rows * cols <= LARGEST_WHOLE_GROUP
-    splits, tiles, dx_splits, dx_tiles, num_warps = 1, 1, 1, 1, max(1, min(16, rows * cols // 512))
+    if images.pixels:
+        rows, cols = power_of_two(hw), rows
+    run_bytes = group_channels * itemsize(call.input.dtype)
+    whole = rows * cols <= LARGEST_WHOLE_GROUP and (not images.pixels or run_bytes >= SHORTEST_RUN or channels == 1)
+    splits, tiles, dx_splits, dx_tiles, num_warps = 1, 1, 1, 1, max(1, min(16, rows * cols // WHOLE_WARP))
+    vector, row = 16 // itemsize(call.input.dtype), group_channels * hw
+    as_rows = (
+        not images.pixels
+        and hw <= LARGEST_SMALL_IMAGE
+        and power_of_two(row) <= LONGEST_WHOLE_ROW
+        and row % vector == 0
+        and all(outer % vector == 0 and (channels == 1 or inner == hw) for outer, inner in images.steps.values())
+    )
     twice = (
         not whole
         and not images.pixels
         and "gradInput" in writes
-        and n * groups >= FEWEST_TWICE
         and 2 * group_channels * hw * itemsize(call.input.dtype) <= LARGEST_TWICE
         and rows <= TWICE_TILE // 16
     )
     stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
     parts_of_group, lanes = 0, 0
-    if stages > 1 and not whole and not images.pixels and "gradInput" in writes:
+    if stages > 1 and not whole and not as_rows and not images.pixels and "gradInput" in writes:
         part_rows, part_cols = _part_of_group(group_channels, hw, PART_BYTES // itemsize(call.input.dtype))
         parts_of_group = -(-group_channels // part_rows) * -(-hw // part_cols)
         if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[itemsize(call.input.dtype)]:
             parts_of_group = 0
-    if parts_of_group:
+    if as_rows:
+        cols, whole, twice = max(16, power_of_two(row)), False, False
+        rows, num_warps, stages = max(1, ROWS_TILE // cols), 4 if cols <= 2048 else 8, STAGES
+        tiles_of_rows = -(-n // rows)
+        splits = min(tiles_of_rows, in_runs(tiles_of_rows, -(-ROW_PROGRAMS // groups), 1))
+    elif parts_of_group:
         twice, num_warps, rows, cols, splits = False, PART_WARPS, part_rows, part_cols, -(-hw // part_cols)
         lanes = min(n * groups, SHARING // parts_of_group)
     elif twice:
@@ -129,25 +159,35 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if images.pixels:
             cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
             rows = PIXEL_TILE // cols
-            length, most_tiles, wanted = rows, MOST_PIXEL_TILES, PIXEL_PROGRAMS
+            length = rows
         else:
             cols = min(LONGEST_RUN, cols)
             rows = min(power_of_two(channels), TILE // cols)
-            length, most_tiles, wanted = cols, MOST_TILES, PROGRAMS
-        # As many programs as a GPU's multiprocessors want, with as many tiles as that leaves each.
+            length = cols
+        # For dx as many programs as multiprocessors want, with as many tiles as that leaves each. Not so for the sums:
+        # a sample's are the same in any batch.
         across, pieces = -(-channels // (cols if images.pixels else rows)), -(-hw // length)
-        tiles, splits = _share(pieces, n * across, wanted, most_tiles)
+        most = MOST_TILES
+        if images.pixels:
+            most = max(FEWEST_PIXEL_TILES, min(MOST_PIXEL_TILES, pieces // PIXEL_SPLITS))
+        splits = -(-pieces // most)
+        tiles = -(-pieces // splits)
         dx_tiles, dx_splits = _share(pieces, n * across, PROGRAMS, MOST_TILES)
     length, width = (rows, cols) if images.pixels else (cols, rows)
     fits = (group_channels if twice else channels) % width == 0
     even, dx_even = fits and hw % (length * tiles) == 0, fits and hw % (length * dx_tiles) == 0
     if parts_of_group:
         even = hw % length == 0 and group_channels % width == 0
-    partials = parts.take(n * splits * 4 * channels * 4)
-    gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
+    if as_rows:
+        partials = parts.take(splits * 2 * channels * hw * 4)
+        gathered = parts.take(gathered_bytes(splits, 2 * channels * hw, hw))
+    else:
+        partials = parts.take(n * splits * 4 * channels * 4)
+        gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
     group_sums = parts.take(n * groups * 2 * 4)
     words = parts.take(n * groups * parts_of_group * 8)
     return Tiling(
-        n, groups, group_channels, hw, images, packed, whole, twice, rows, cols, even, dx_even, parts_of_group, lanes,
-        splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums, words, parts.bytes,
+        n, groups, group_channels, hw, images, packed, as_rows, whole, twice, rows, cols, even, dx_even, vector,
+        parts_of_group, lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums,
+        words, parts.bytes,
     )  # fmt: skip

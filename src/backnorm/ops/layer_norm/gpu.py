@@ -14,7 +14,7 @@ import triton.language as tl
 from ...datatypes import F32, DataType
 from ...spec import Call
 from .._exchange import add_pairs, both, pack, unpack, wait
-from .._gpu import exchange, finish_sums
+from .._gpu import RUN, ends_a_run, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
 from .._launch import Launch, Pointer, pointer_to
@@ -35,14 +35,15 @@ def _sum_in_any_order(tile, COLS: tl.constexpr):
 
 
 @triton.jit
-def _rows(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
+def rows_of_groups(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step, groups, inner,
     HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, VECTOR: tl.constexpr, PERIOD: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of rows: dx, and the sums of dy * x_hat and dy of their columns. EVEN: tiles cover the rows without a
-    rest, and no mask is looked at.
+    rest, and no mask is looked at. In GroupNorm `groups` of these rows are side by side, with a weight for `inner`
+    elements each; in LayerNorm both are 1.
 
     Every PERIOD-th row begins as many elements, `shift`, after a multiple of VECTOR elements, 16 bytes. A program has
     such rows alone, so its tiles can begin at those multiples, and be read and written in whole vectors: what they hold
@@ -50,7 +51,8 @@ def _rows(
     too. No vector with an element of theirs then leaves the memory they were given, which comes in larger pieces."""
     # Whatever divides the columns and VECTOR divides a row's two ends.
     UNIT: tl.constexpr = VECTOR // PERIOD
-    program, lane = tl.program_id(0), tl.arange(0, COLS)
+    program, group, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, COLS)
+    beside = group * cols // UNIT * UNIT
     residue = program % PERIOD
     shift = residue * cols % VECTOR // UNIT * UNIT if PERIOD > 1 else 0
     col, vector, unit = lane - shift, lane // VECTOR * VECTOR, lane // UNIT * UNIT
@@ -61,12 +63,13 @@ def _rows(
         whole = (vector >= shift) & (vector + VECTOR <= cols + shift)
     w = tl.full([COLS], 1.0, tl.float32)
     if HAS_W:
-        w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + (beside + col) // inner, mask=keep, other=0.0).to(tl.float32)
     dw, db = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
     # Divided and multiplied, where there is no rest, for the compiler to see that there is none.
     i = tl.arange(0, ROWS).to(tl.int64)[:, None] * PERIOD
-    dy_at, x_at = i * dy_step // VECTOR * VECTOR + lane[None, :], i * x_step // VECTOR * VECTOR + lane[None, :]
-    dx_at = i * dx_step // VECTOR * VECTOR + lane[None, :]
+    at = beside + lane[None, :]
+    dy_at, x_at = i * dy_step // VECTOR * VECTOR + at, i * x_step // VECTOR * VECTOR + at
+    dx_at = i * dx_step // VECTOR * VECTOR + at
     tiles = tl.cdiv(tl.cdiv(rows, PERIOD), ROWS)
     for tile in tl.range(program // PERIOD, tiles, tl.cdiv(PROGRAMS, PERIOD), num_stages=STAGES):
         first = tl.cast(tile, tl.int64) * (ROWS * PERIOD) + residue
@@ -75,8 +78,8 @@ def _rows(
         mask = inside[:, None] & reads[None, :]
         dy_tile = dy_ptr + (first * dy_step - shift) // VECTOR * VECTOR
         x_tile = x_ptr + (first * x_step - shift) // VECTOR * VECTOR
-        mean = tl.load(mean_ptr + row, mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row * groups + group, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row * groups + group, mask=inside, other=0.0).to(tl.float32)
         if EVEN:
             dy, x = tl.load(dy_tile + dy_at).to(tl.float32), tl.load(x_tile + x_at).to(tl.float32)
             x_hat = (x - mean[:, None]) * rstd[:, None]
@@ -106,20 +109,28 @@ def _rows(
             dw += dy * x_hat
             db += dy
     if COLUMNS:
-        place = partials_ptr + program.to(tl.int64) * 2 * cols + col
+        place = partials_ptr + program.to(tl.int64) * 2 * cols * groups + beside + col
         tl.store(place, tl.sum(dw, axis=0), mask=keep)
-        tl.store(place + cols, tl.sum(db, axis=0), mask=keep)
+        tl.store(place + cols * groups, tl.sum(db, axis=0), mask=keep)
+
+
+@triton.jit
+def _write_run(partials_ptr, dw, db, run, groups, group, cols, col, keep):
+    place = partials_ptr + (run * groups + group) * 2 * cols + col
+    tl.store(place, dw, mask=keep)
+    tl.store(place + cols, db, mask=keep)
 
 
 @triton.jit
 def _wide(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, words_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step,
     groups, chunks, HAS_W: tl.constexpr, SUMS: tl.constexpr, DX: tl.constexpr, COLUMNS: tl.constexpr,
-    COLS: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+    COLS: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, LONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A chunk of columns of every groups-th row. SUMS: its sums of wdy and wdy * x_hat, as a word; DX: with the words
     of the row's other chunks dx; COLUMNS: the sums of dy * x_hat and dy of each column. Where there are SUMS and DX, dx
-    is made a turn later, of what stayed in registers. EVEN: chunks cover the columns without a rest."""
+    is made a turn later, of what stayed in registers. EVEN: chunks cover the columns without a rest. LONG: a
+    program has more rows than one run, and writes partials of each."""
     LAGS: tl.constexpr = SUMS and DX
     chunk, group = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     lag = groups if LAGS else 0
@@ -158,12 +169,16 @@ def _wide(
         if COLUMNS:
             dw += g * h
             db += g
+            if LONG:
+                run, last = done // (RUN * groups), (rows - 1) // (RUN * groups)
+                ends = ends_a_run(done // groups) & (done >= 0) & (run < last)
+                _write_run(partials_ptr, dw, db, run, groups, group, cols, col, both(keep, ends))
+                dw, db = tl.where(ends, 0.0, dw), tl.where(ends, 0.0, db)
         if LAGS:
             dy_before, x_before, mean_before, rstd_before = dy, x, mean, rstd
     if COLUMNS:
-        place = partials_ptr + group.to(tl.int64) * 2 * cols + col
-        tl.store(place, dw, mask=keep)
-        tl.store(place + cols, db, mask=keep)
+        last = (rows - 1) // (RUN * groups) if LONG else 0  # it may be empty
+        _write_run(partials_ptr, dw, db, tl.cast(last, tl.int64), groups, group, cols, col, keep)
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -190,8 +205,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols, "VECTOR": tiling.vector,
             "PERIOD": tiling.period, "ALIGNED": False,
         }  # fmt: skip
-        arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step)
-        launch = Launch(_rows, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED")
+        arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step, 1, 1)
+        launch = Launch(rows_of_groups, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED")
         steps.append(launch._replace(registers=tiling.registers))
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
@@ -200,7 +215,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         def wide(SUMS: bool = False, DX: bool = False, COLUMNS: bool = False) -> Launch:
             constants = {
                 "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "COLUMNS": COLUMNS, "COLS": tiling.tile_cols,
-                "CHUNKS": power_of_two(chunks), "EVEN": cols % tiling.tile_cols == 0, "STAGES": tiling.num_stages,
+                "CHUNKS": power_of_two(chunks), "EVEN": cols % tiling.tile_cols == 0, "LONG": tiling.long,
+                "STAGES": tiling.num_stages,
             }  # fmt: skip
             return Launch(_wide, (tiling.programs * chunks,), arguments, constants, tiling.num_warps)
 
@@ -212,7 +228,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     if columns:
         dw, db = (pointer(name) if name in writes else None for name in ("gradWeightOut", "gradBiasOut"))
         gathered = Pointer(WORKSPACE, tiling.gathered, F32)
-        steps += finish_sums(partials, gathered, tiling.programs, 2 * cols, cols, cols, dw, None, db)
+        steps += finish_sums(partials, gathered, tiling.partial_count, 2 * cols, cols, cols, dw, None, db)
     for name in writes:
         if name in tiling.packed:
             steps += copy_out(name, values[name], tiling.packed[name])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._tiles import MULTIPROCESSORS, gathered_bytes, power_of_two
+from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 from .tiling import ROWS_OF, lay_out_rows
 
@@ -40,6 +40,9 @@ class Tiling(NamedTuple):
     tile_cols: int
     programs: int
     chunks: int
+    #: Whether a program has more wide rows than one run, and how many partials all write.
+    long: bool
+    partial_count: int
     #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again. 1 and 1
     #: where rows do not step alike or are shared, and where the compiler sees for itself that all begin with one.
     vector: int
@@ -82,6 +85,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     for name in columns:
         if row_step(call.values[name], 1, cols) is None:
             packed[name] = parts.take(cols * itemsize(call.values[name].dtype))
+    # Results of 16 bits do not show what runs gain; long rows' partials would take a tenth of the time.
+    shows = any(itemsize(call.values[name].dtype) == 4 for name in columns)
     wide = cols > LONGEST_WHOLE_ROW
     vector, period = (1, 1) if wide else _vectors(call, writes, rows, cols, steps)
     # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
@@ -90,18 +95,25 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
         programs = max(1, min(rows, WIDE_PROGRAMS // chunks))
+        runs = -(-rows // (programs * TILES_OF_A_RUN))
+        long = shows and runs > 1
+        partial_count = programs * runs if long else programs
     else:
         tile_cols = max(16, power_of_two(cols + vector - vector // period))
         tile_rows = max(1, TILE // tile_cols)
         num_warps = 4 if tile_cols <= 2048 else 8
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
-        programs = min(rows, period * min(programs // period, -(-rows // (period * tile_rows))))
-        chunks = 0
+        tiles = -(-rows // (period * tile_rows))
+        programs //= period
+        if shows and tile_rows > 1:
+            programs = in_runs(tiles, programs, 1)
+        programs = min(rows, period * min(programs, tiles))
+        chunks, partial_count, long = 0, programs, False
     registers = HALF_OF_THEM if period > 1 and num_warps == 8 and tile_cols < LONG_ROW else None
-    partials = parts.take(programs * 2 * cols * 4 if columns else 0)
-    gathered = parts.take(gathered_bytes(programs, 2 * cols) if columns else 0)
+    partials = parts.take(partial_count * 2 * cols * 4 if columns else 0)
+    gathered = parts.take(gathered_bytes(partial_count, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
-        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, vector, period,
-        num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
+        rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, long, partial_count,
+        vector, period, num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
     )  # fmt: skip
