@@ -232,7 +232,10 @@ def test_groups_that_one_program_reads_twice(
 @pytest.mark.parametrize(
     ("n", "c", "hw", "group"), [(3, 16, 49, 2), (9, 48, 36, 3), (2, 40, 196, 1), (130, 8, 1, 1), (1, 16, 256, 16)]
 )
-def test_groups_of_small_images(n: int, c: int, hw: int, group: int, dtype: str) -> None:
+def test_groups_of_small_images(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gn_tiling, "SHORTEST_ROW", 1)
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
@@ -471,8 +474,17 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(cols: int, dtype: str) 
         assert torch.equal(whole[some], dx)
 
 
-# Channels, elements of an image, groups: in registers, read twice, shared, by all.
-SAMPLES = [(32, 49, 4), (64, 3136, 8), (24, 601, 2), (32, 65536, 8), (4, 262144, 1), (4, 262147, 1), (320, 1024, 32)]
+# Channels, elements of an image, groups: in registers, as rows, read twice, shared, by all.
+SAMPLES = [
+    (32, 49, 4),
+    (256, 49, 4),
+    (64, 3136, 8),
+    (24, 601, 2),
+    (32, 65536, 8),
+    (4, 262144, 1),
+    (4, 262147, 1),
+    (320, 1024, 32),
+]
 
 
 @on_gpu
