@@ -45,8 +45,7 @@ class _Cpu:
                 fill_with_zeros(program, name, plan.call.values[name])
         else:
             import_module(f"{self._folder}.cpu", __package__).build(program, plan.tiling, plan.call)
-        code = program.code()
-        return lambda pointers, stream: threads.run(code, pointers)
+        return threads.Runner(program.code())
 
 
 class _Cuda:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -37,14 +37,15 @@ class Plan:
         return (*self.reads, *self.writes)
 
     @cached_property
-    def _run(self) -> Callable[[Sequence[int], int | None], None]:
+    def runner(self) -> backends.Runner:
+        """What does the work."""
         return self.backend.prepare(self)
 
     def execute(self, workspace: int, addresses: Sequence[int], stream: int | None = None) -> None:
         """Run on `workspace_bytes` of scratch memory and the tensors, each by the address of its first element; on a
         GPU, queue it on a stream of CUDA's, by default PyTorch's current one."""
         if self.writes:
-            self._run((workspace, *addresses), stream)
+            self.runner((workspace, *addresses), stream)
 
 
 def make_plan(op: OpSpec, values: Mapping[str, Any], product: str, door: str) -> Plan:

@@ -210,3 +210,15 @@ def run(code: Any, pointers: Sequence[int]) -> None:
     _pack[places](_words.buffer, 0, *pointers)
     address = _words.address
     pool.run(code, address, address + 8 * places, _num_threads or get_num_threads())
+
+
+class Runner:
+    """A program, to be run with the addresses of its workspace and tensors."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+        #: Whether its caller runs it without other threads.
+        self.alone = code.elements < 2 * _ELEMENTS_A_THREAD
+
+    def __call__(self, pointers: Sequence[int], stream: int | None) -> None:
+        run(self.code, pointers)

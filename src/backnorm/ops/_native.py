@@ -20,14 +20,14 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 inline: Any = njit(forceinline=True, **_OPTIONS)  # a piece of kernels, compiled as if written out where it is called
 
 
-def native(function: Any, *parameters: Any) -> Any:
-    """A void function of these types as C code, from the cache on disk if it is there.
+def native(function: Any, *parameters: Any, result: Any = types.void) -> Any:
+    """A function of these types as C code, from the cache on disk if it is there.
 
     Numba takes code from its cache while the function's own file is unchanged; ours are made of pieces of other files,
     so the hash of all of them takes the place of that stamp. The CPU's name and features are in Numba's key already,
     and so are the constants the function closes over.
     """
-    compiled: Any = CFunc(function, (parameters, types.void), {}, dict(_OPTIONS))
+    compiled: Any = CFunc(function, (parameters, result), {}, dict(_OPTIONS))
     try:
         compiled._cache = FunctionCache(function)
         compiled._cache._cache_file._source_stamp = _SOURCES
