@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..arrays import torch_desc
 from ..datatypes import NUMPY
-from ..functional import execute, kind_of_call
+from ..functional import allocator, execute, kind_of_call
 from ..ops import OPS
 from ..plan import Plan
 from ..spec import INVALID
@@ -33,17 +33,38 @@ _MOST_KEPT = 4096
 
 class _Prepared(NamedTuple):
     plan: Plan
-    #: Shape, strides and type of each result; None where it is masked off.
-    outputs: tuple[tuple[Any, Any, torch.dtype] | None, ...]
+    #: What allocates each result; None where it is masked off.
+    outputs: tuple[Callable[[], Tensor] | None, ...]
     #: Where the plan's tensors stand among the call's tensors and then its results.
     places: tuple[int, ...]
+    #: Runs a small plan on them; False where one has no memory.
+    run: Callable[..., bool] | None
 
 
 _prepared: dict[Any, _Prepared] = {}
+#: Tells calls apart in native code; `_calls.describer`, from the first call on.
+_describe: Callable[..., bytes] | None = None
+
+
+def _key(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ...]) -> Any:
+    if _describe is not None:
+        try:
+            description = _describe(*tensors)
+        except RuntimeError:  # of tensors that wrap others
+            description = b""
+        if description:
+            return op_name, rest, description
+    return op_name, rest, *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
 
 
 def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ...]) -> _Prepared:
-    if tensors[1] is not None and tensors[1].is_cpu:
+    global _describe
+    from ..ops import _calls
+
+    _describe = _calls.describer(torch)
+    assert tensors[1] is not None
+    device = tensors[1].device
+    if device.type == "cpu":
         openmp.adopt()
     op = OPS[op_name]
     given, others = iter(tensors), iter(rest)
@@ -60,37 +81,33 @@ def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ..
     plan, descs = kind_of_call(op_name, tuple(inputs), "Any").plan(None)
     names += [param.name for param in op.outputs]
     outputs = tuple(
-        None if desc is None else (desc.shape, desc.strides, getattr(torch, NUMPY[desc.dtype].name)) for desc in descs
+        None if d is None else allocator(torch, d.shape, d.strides, getattr(torch, NUMPY[d.dtype].name), device)
+        for d in descs
     )
-    return _Prepared(plan, outputs, tuple(names.index(name) for name in plan.tensors))
+    places = tuple(names.index(name) for name in plan.tensors)
+    run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
+    return _Prepared(plan, outputs, places, run)
 
 
 def run(op_name: str, tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...]) -> Results:
     """A call: its tensors in the order of the operator's parameters, and the other arguments in theirs."""
-    key = (
-        op_name,
-        rest,
-        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors],
-    )
+    key = _key(op_name, tensors, rest)
     prepared = _prepared.get(key)
     if prepared is None:
         prepared = _prepare(op_name, tensors, rest)
         if len(_prepared) >= _MOST_KEPT:
             _prepared.clear()
         _prepared[key] = prepared
-    plan = prepared.plan
-    input = tensors[1]
+    results = [None if new is None else new() for new in prepared.outputs]
+    if prepared.run is not None and prepared.run(*tensors, *results):
+        return tuple(results)
+    plan, input = prepared.plan, tensors[1]
     assert input is not None
-    device = input.device
-    results = [
-        None if made is None else torch.empty_strided(made[0], made[1], dtype=made[2], device=device)
-        for made in prepared.outputs
-    ]
     everything = (*tensors, *results)
     addresses = [everything[place].data_ptr() for place in prepared.places]  # type: ignore[union-attr]
     if 0 in addresses:
         _refuse_freed(plan, addresses)
-    execute(plan, addresses, None if device.type == "cpu" else device)
+    execute(plan, addresses, input.device if input.is_cuda else None)
     return tuple(results)
 
 
