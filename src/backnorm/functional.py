@@ -262,21 +262,14 @@ def _remember(key: Any, op: OpSpec, plan: Plan, results: tuple[Any, ...]) -> Non
     _describe = _calls.describer(torch)
     names = [param.name for param in (*op.inputs, *op.outputs)]
     places = tuple(names.index(name) for name in plan.tensors)
-    outputs = tuple(None if r is None else allocator(torch, r.shape, r.stride(), r.dtype, r.device) for r in results)
+    outputs = tuple(
+        None if r is None else partial(torch.empty_strided, r.shape, r.stride(), dtype=r.dtype, device=r.device)
+        for r in results
+    )
     run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[key] = _Known(plan, outputs, places, run)
-
-
-def allocator(torch: Any, shape: Any, strides: Any, dtype: Any, device: Any) -> Callable[[], Any]:
-    """What makes such tensors."""
-    try:  # what compiled models call: half the time of the public function
-        if device.type == "cpu":
-            return partial(torch._C._dynamo.guards._empty_strided_cpu, tuple(shape), strides, dtype)
-    except AttributeError:
-        pass
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def _run_anew(

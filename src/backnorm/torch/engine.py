@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ..arrays import torch_desc
 from ..datatypes import NUMPY
-from ..functional import allocator, execute, kind_of_call
+from ..functional import execute, kind_of_call
 from ..ops import OPS
 from ..plan import Plan
 from ..spec import INVALID
@@ -81,8 +82,12 @@ def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ..
     plan, descs = kind_of_call(op_name, tuple(inputs), "Any").plan(None)
     names += [param.name for param in op.outputs]
     outputs = tuple(
-        None if d is None else allocator(torch, d.shape, d.strides, getattr(torch, NUMPY[d.dtype].name), device)
-        for d in descs
+        None
+        if desc is None
+        else partial(
+            torch.empty_strided, desc.shape, desc.strides, dtype=getattr(torch, NUMPY[desc.dtype].name), device=device
+        )
+        for desc in descs
     )
     places = tuple(names.index(name) for name in plan.tensors)
     run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
