@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import replace
 from typing import Any
@@ -21,14 +22,17 @@ import backnorm
 from backnorm import backends, functional
 from backnorm.accuracy import excess
 from backnorm.arrays import describe
+from backnorm.datatypes import F32
 from backnorm.ops import OPS, _launch
+from backnorm.ops.batch_norm_reduce import gpu_tiling as bn_tiling
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import gpu_tiling as gn_tiling
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import gpu_tiling as ln_tiling
 from backnorm.ops.layer_norm import reference as ln
 from backnorm.plan import _make_plan, make_plan
-from backnorm.spec import ARRAYS
+from backnorm.products import PRODUCTS
+from backnorm.spec import ARRAYS, Call, TensorDesc
 from backnorm.status import AclnnError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -54,9 +58,10 @@ def _run(name: str, values: dict[str, Any], outputs: dict[str, torch.Tensor]) ->
     call.update({"workspaceSize": True, "executor": True})
     plan = make_plan(op, call, "Any", ARRAYS)
     backend = backends._Cuda(op.folder)
-    tiling = backend.tile(plan.call, plan.writes)
-    plan = replace(plan, backend=backend, tiling=tiling, workspace_bytes=tiling.workspace_bytes)
-    workspace = torch.full((tiling.workspace_bytes + 16,), 0xA5, dtype=torch.uint8, device=DEVICE)
+    tiling = None if plan.tiling is None else backend.tile(plan.call, plan.writes)
+    size = 0 if tiling is None else tiling.workspace_bytes
+    plan = replace(plan, backend=backend, tiling=tiling, workspace_bytes=size)
+    workspace = torch.full((size + 16,), 0xA5, dtype=torch.uint8, device=DEVICE)
     plan.execute(-(-workspace.data_ptr() // 16) * 16, [tensors[name].data_ptr() for name in plan.tensors])
     if ON_GPU:
         torch.cuda.synchronize()
@@ -230,7 +235,7 @@ def test_groups_that_one_program_reads_twice(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("n", "c", "hw", "group"), [(3, 16, 49, 2), (9, 48, 36, 3), (2, 40, 196, 1), (130, 8, 1, 1), (1, 16, 256, 16)]
+    ("n", "c", "hw", "group"), [(4, 16, 49, 2), (9, 48, 36, 3), (2, 40, 196, 1), (130, 8, 2, 1), (1, 16, 256, 16)]
 )
 def test_groups_of_small_images(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +288,93 @@ def _group_norm(n: int, c: int, hw: int, group: int, pixels: bool, kind: torch.d
     outputs = {name: tensor.to(DEVICE) for name, tensor in outputs.items()}
     _run("group_norm_backward", values, outputs)
     _judge(gn, values, outputs)
+
+
+def test_one_sample_of_one_channel_is_read_as_two_are() -> None:
+    n, hw = 2, 12001
+    dy, x = (_random((n, 1, hw), torch.float32, seed) for seed in (1, 2))
+    mean, rstd, gamma = (_random((size, 1), torch.float32, 3) for size in (n, n, 1))
+
+    def dx(count: int) -> torch.Tensor:
+        tensors = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd}
+        values = {name: tensor[:count] for name, tensor in tensors.items()}
+        values |= {"gamma": gamma[0], "N": count, "C": 1, "HxW": hw, "group": 1, "outputMask": (True, False, False)}
+        result = torch.full_like(values["input"], float("nan"))
+        _run("group_norm_backward", values, {"gradInput": result})
+        return result
+
+    assert torch.equal(dx(2)[:1], dx(1))
+
+
+def test_zeros_in_a_view_of_five_axes() -> None:
+    memory = torch.full((3,) * 5, 7.0, device=DEVICE)
+    view = memory[:2, :2, :2, :2, :2]
+    nothing = torch.zeros(0, *view.shape, device=DEVICE)
+    values = {
+        "gradOut": nothing, "input": nothing, "normalizedShape": tuple(view.shape),
+        "mean": torch.zeros(0, *[1] * 5, device=DEVICE), "rstd": torch.zeros(0, *[1] * 5, device=DEVICE),
+        "weightOptional": torch.ones(view.shape, device=DEVICE), "outputMask": (False, True, False),
+    }  # fmt: skip
+    _run("layer_norm_backward", values, {"gradWeightOut": view})
+    assert not view.any()
+    assert memory.count_nonzero() == 3**5 - 2**5
+
+
+def _patch(monkeypatch: pytest.MonkeyPatch, module: Any, **sizes: Any) -> None:
+    for name, value in sizes.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.mark.parametrize("rows", [24, 25, 48, 49, 50, 96, 97, 145])
+def test_runs_of_wide_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _patch(monkeypatch, ln_tiling, WIDE_PROGRAMS=4, CHUNK=32, LONGEST_WHOLE_ROW=32)
+    test_layer_norm(rows, 50, "float32")
+
+
+@pytest.mark.parametrize("hw", [384, 400, 789])
+def test_runs_of_groups(hw: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _patch(monkeypatch, gn_tiling, LARGEST_SMALL_IMAGE=0, LARGEST_WHOLE_GROUP=0, SHARING=0, TWICE_TILE=32, TWICE_RUN=16)
+    _group_norm(2, 4, hw, 2, False, torch.float32, infinite=True)
+    _patch(monkeypatch, gn_tiling, LARGEST_TWICE=0, TILE=32, LONGEST_RUN=16, MOST_TILES=200)
+    _group_norm(2, 3, hw, 1, False, torch.float32)
+    _patch(monkeypatch, gn_tiling, PIXEL_TILE=64, FEWEST_PIXEL_TILES=200)
+    _group_norm(1, 6, hw // 4, 2, True, torch.float32)
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("hw", [700, 1600])
+def test_runs_of_channels(hw: int, pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _patch(monkeypatch, bn_tiling, TILE=32, LONGEST_RUN=16, PROGRAMS=1, WIDEST_PIXELS=16, JOINED=16)
+    test_batch_norm(2, 2, hw, pixels, "float32")
+
+
+def test_many_rows_of_one_channel_fit_the_grid() -> None:
+    desc, one = TensorDesc((6_400_000, 1), F32, (1, 1)), TensorDesc((1,), F32, (1,))
+    values = {"gradOut": desc, "input": desc, "mean": one, "invstd": one, "weight": None, "sumDy": one}
+    values |= {"inputG": True, "weightG": False, "biasG": False}
+    call = Call(OPS["batch_norm_backward_reduce"], values, PRODUCTS["Any"])
+    assert bn_tiling.tile(call, ("sumDy",)).splits <= 65535
+
+
+def test_an_image_of_more_than_32_bits_is_refused() -> None:
+    big, one = TensorDesc((1, 1, 2**31), F32, (0, 0, 1)), TensorDesc((1, 1), F32, (1, 1))
+    values = {"gradOut": big, "input": big, "mean": one, "rstd": one, "gamma": None, "gradInput": big, "N": 1, "C": 1}
+    call = Call(OPS["group_norm_backward"], {**values, "HxW": 2**31, "group": 1}, PRODUCTS["Any"])
+    with pytest.raises(AclnnError, match="at most 2147418112 on a GPU; got 2147483648"):
+        gn_tiling.tile(call, ("gradInput",))
+
+
+def test_structures_are_those_of_the_drivers_header() -> None:
+    config, attribute = _launch._Config, _launch._Attribute
+    assert (ctypes.sizeof(config), ctypes.sizeof(attribute)) == (56, 72)
+    assert (config.shared_bytes.offset, config.stream.offset, config.attributes.offset) == (24, 32, 40)
+    assert (config.attribute_count.offset, attribute.value.offset) == (48, 8)
+
+
+def test_only_addresses_that_are_multiples_of_16_are_taken_for_such() -> None:
+    assert _launch.Pointer("input", 32, F32).may_be_aligned
+    assert not _launch.Pointer("input", 3460, F32).may_be_aligned
+    assert not _launch.Pointer("mean", 0, F32).may_be_aligned
 
 
 BN = [
@@ -463,19 +555,21 @@ def test_programs_that_wait_for_each_other_on_many_streams() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("cols", [64, 97, 700, 1024, 4096, 8192, 20000, 65536])
+@pytest.mark.parametrize("cols", [64, 97, 700, 1024, 4096, 8192, 20001, 65536])
 def test_a_row_has_the_same_bits_whatever_its_neighbours(cols: int, dtype: str) -> None:
     rows, kind = 3008 if cols < 10000 else 208, DTYPES[dtype]
     dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
     mean, rstd, w = (_random(size, torch.float32, 3) for size in ((rows, 1), (rows, 1), (cols,)))
     whole = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w.to(kind))[0]
-    for some in (slice(100, 103), slice(7, 8)):
+    for some in (slice(100, 103), slice(8, 9)):
         dx = backnorm.layer_norm_backward(dy[some], x[some], (cols,), mean[some], rstd[some], w.to(kind))[0]
         assert torch.equal(whole[some], dx)
 
 
 # Channels, elements of an image, groups: in registers, as rows, read twice, shared, by all.
 SAMPLES = [
+    (1, 700, 1),
+    (40, 1, 4),
     (32, 49, 4),
     (256, 49, 4),
     (64, 3136, 8),

@@ -206,9 +206,19 @@ def exchange(words: Pointer, size: int, together: Launch, apart: Sequence[Launch
 
 
 def fill_with_zeros(name: str, desc: TensorDesc) -> list[Launch]:
-    axes = joined_axes(desc.shape, desc.strides)[-4:]
-    axes = [[1, 0]] * (4 - len(axes)) + axes
-    size = prod(axis[0] for axis in axes)
-    where = Pointer(name, 0, desc.dtype)
-    numbers = (size, *[a[0] for a in axes[1:]], *[a[1] for a in axes])
-    return [Launch(_fill, (-(-size // 1024),), (where, *numbers), {"BLOCK": 1024})]
+    axes = joined_axes(desc.shape, desc.strides)
+    outer, inner = axes[:-4], [[1, 0]] * (4 - len(axes)) + axes[-4:]
+    size = prod(axis[0] for axis in inner)
+    numbers = (size, *[a[0] for a in inner[1:]], *[a[1] for a in inner])
+    places = [0]
+    for count, step in outer:
+        places = [place + i * step for place in places for i in range(count)]
+    return [
+        Launch(
+            _fill,
+            (-(-size // 1024),),
+            (Pointer(name, place * itemsize(desc.dtype), desc.dtype), *numbers),
+            {"BLOCK": 1024},
+        )
+        for place in places
+    ]

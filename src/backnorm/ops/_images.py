@@ -41,7 +41,10 @@ def lay_out(tensors: Mapping[str, TensorDesc], samples: int, channels: int, imag
         if found is None or (count > 1 and found[inner] != 1):
             packed[name] = parts.take(desc.numel * itemsize(desc.dtype))
             found = (channels * image, 1, channels) if pixels else (channels * image, image, 1)
-        steps[name] = (found[0], found[outer])
+        # Steps along an axis of one element may be any: here they are those of a contiguous tensor, so that one sample
+        # is read as many are.
+        step = found[outer] if shape[outer] > 1 else count
+        steps[name] = (found[0] if samples > 1 else channels * image, step)
     return Images(pixels, steps, packed)
 
 

@@ -26,7 +26,7 @@ from ._program import WORKSPACE
 
 TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, DataType.INT64: torch.int64}
 #: What lies at a multiple of 16 is read in vectors, and their lengths shape the sums. A slice of a batch keeps its rows
-#: there, but not the statistics of one.
+#: there, but not its statistics, so small tensors are taken to lie anywhere.
 _LARGE = (WORKSPACE, "gradOut", "input", "gradInput", "gradInputOut")
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -37,6 +37,11 @@ class Pointer(NamedTuple):
     name: str
     offset: int
     dtype: int
+
+    @property
+    def may_be_aligned(self) -> bool:
+        """Whether it is a multiple of 16 where the large tensors' addresses are."""
+        return self.name in _LARGE and self.offset % 16 == 0
 
 
 def pointer_to(name: str, desc: TensorDesc, *packed: dict[str, int]) -> Pointer:
@@ -110,7 +115,7 @@ class _Compiled:
 
     def __init__(self, launch: Launch, slots: dict[str, int], aligned: bool) -> None:
         mocks = [
-            _Somewhere(TORCH[a.dtype], 0 if aligned and a.name in _LARGE else itemsize(a.dtype))
+            _Somewhere(TORCH[a.dtype], 0 if aligned and a.may_be_aligned else itemsize(a.dtype))
             if isinstance(a, Pointer)
             else a
             for a in launch.arguments
@@ -118,7 +123,7 @@ class _Compiled:
         together = launch.apart is not None
         options = {
             "num_warps": launch.num_warps, "num_stages": launch.num_stages, "launch_cooperative_grid": together,
-            "maxnreg": launch.registers,
+            "maxnreg": launch.registers, "enable_fp_fusion": True,
         }  # fmt: skip
         kernel = launch.kernel.warmup(*mocks, **launch.constants, **options, grid=launch.grid)
         kernel._init_handles()

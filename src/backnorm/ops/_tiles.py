@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..spec import Call
+from ..status import AclnnError, Status
+
 #: Of an H200. A constant, since grids shape the sums: the bits are then the same on any GPU.
 MULTIPROCESSORS = 132
 #: Tiles that a program adds up one after the other in float32, where results show it. Terms that are all alike round
@@ -11,17 +14,32 @@ TILES_OF_A_RUN = 24
 MOST_PARTIALS, PARTS = 512, 64
 
 
+#: Of a grid's second axis.
+LARGEST_GRID = 65535
+
+
+def check_length(call: Call, length: int) -> None:
+    """Kernels count along one axis in 32 bits, and from tile to tile past its end."""
+    most = 2**31 - 2**16
+    if length > most:
+        raise AclnnError(
+            Status.ACLNN_ERR_INNER_TILING_ERROR,
+            "input",
+            f"{call.op.name}: input must have rows, columns and images of at most {most} on a GPU; got {length}",
+        )
+
+
 def power_of_two(size: int) -> int:
     """The smallest one that is not below."""
     return 1 << max(0, size - 1).bit_length()
 
 
 def in_runs(tiles: int, programs: int, runs: int) -> int:
-    """That many programs for so many tiles, or a multiple of it, if each would have more runs."""
+    """Programs for so many tiles: that many, or the multiple of it with which none has more than so many runs."""
     return programs * -(-tiles // (programs * TILES_OF_A_RUN * runs))
 
 
 def gathered_bytes(count: int, step: int, inner: int = 1) -> int:
     """What the last stage of a sum over `count` partials of `step` float32 numbers, `inner` of a sum in each, needs of
     the workspace."""
-    return PARTS * step * 4 if count * inner > MOST_PARTIALS else 0
+    return max(1, PARTS // inner) * step * 4 if count * inner > MOST_PARTIALS else 0

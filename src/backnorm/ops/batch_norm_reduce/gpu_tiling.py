@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import MULTIPROCESSORS, gathered_bytes, in_runs, power_of_two
+from .._tiles import LARGEST_GRID, MULTIPROCESSORS, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 
 #: Elements of a tile; its columns at most, for planes, pixels and small images; and how many programs there should be,
@@ -71,6 +71,7 @@ def _vector(call: Call, images: Images, image: int) -> int:
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     samples, channels, *axes = call.input.shape
     image = prod(axes)
+    check_length(call, max(image, samples))
     parts = Parts()
     images = lay_out({name: call.values[name] for name in ("gradOut", "input")}, samples, channels, image, parts)
     small = ("mean", *(["invstd"] if "gradWeight" in writes else []), *writes)
@@ -105,7 +106,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         tile_rows = min(power_of_two(channels), TILE // tile_cols)
         pieces, across = -(-run // tile_cols), -(-channels // tile_rows)
     tiles = samples * pieces
-    splits = min(tiles, in_runs(tiles, max(1, PROGRAMS // across), MOST_RUNS))
+    splits = min(tiles, LARGEST_GRID, in_runs(tiles, max(1, PROGRAMS // across), MOST_RUNS))
     per_split = -(-tiles // splits)
     splits = -(-tiles // per_split)
     partials = parts.take(splits * 2 * channels * inner * 4)

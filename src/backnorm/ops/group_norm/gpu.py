@@ -287,7 +287,8 @@ def _group_twice(
     mean, rstd = _of_channels(mean_ptr, group + inner * 0, there), _of_channels(rstd_ptr, group + inner * 0, there)
     gamma = _of_channels(gamma_ptr, channel, there) if HAS_W else rstd
     s1, s2, s3, s4 = _all_sums(
-        dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, 0, pieces, mean, rstd, gamma, HAS_W, False,
+        dy_ptr, x_ptr, n, dy_n, dy_step, x_n, x_step, channel, there, image, group * 0, pieces, mean, rstd, gamma,
+        HAS_W, False,
         ROWS, COLS, STAGES, EVEN, LONG,
     )  # fmt: skip
     place = partials_ptr + n * 4 * channels + channel

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import MULTIPROCESSORS, gathered_bytes, in_runs, power_of_two
+from .._tiles import LARGEST_GRID, MULTIPROCESSORS, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW
 from ..layer_norm.gpu_tiling import PROGRAMS as ROW_PROGRAMS
@@ -106,6 +106,7 @@ def _share(pieces: int, others: int, programs: int, most: int) -> tuple[int, int
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     n, channels, hw, groups = call.N, call.C, call.HxW, call.group
+    check_length(call, max(channels, hw))
     parts = Parts()
     names = ["gradOut", "input", *(["gradInput"] if "gradInput" in writes else [])]
     images = lay_out({name: call.values[name] for name in names}, n, channels, hw, parts)
@@ -127,6 +128,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     vector, row = 16 // itemsize(call.input.dtype), group_channels * hw
     as_rows = (
         not images.pixels
+        and groups <= LARGEST_GRID
         and hw <= LARGEST_SMALL_IMAGE
         and SHORTEST_ROW <= row <= LONGEST_WHOLE_ROW
         and row % vector == 0

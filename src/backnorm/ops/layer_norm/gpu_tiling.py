@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, gathered_bytes, in_runs, power_of_two
+from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 from .tiling import ROWS_OF, lay_out_rows
 
@@ -75,6 +75,7 @@ def _vectors(call: Call, writes: tuple[str, ...], rows: int, cols: int, steps: t
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     cols = prod(call.normalizedShape)
     rows = call.input.numel // cols
+    check_length(call, max(rows, cols))
     parts = Parts()
     steps, packed = lay_out_rows(call, writes, rows, cols, parts)
     for name, size in (("mean", rows), ("rstd", rows), ("weightOptional", cols)):

@@ -67,7 +67,7 @@ def lay_out_rows(
         step = row_step(call.values[name], rows, cols)
         if step is None:
             packed[name], step = parts.take(rows * cols * itemsize(call.values[name].dtype)), cols
-        steps[i] = step
+        steps[i] = step if rows > 1 else cols  # one row is read as many are
     return (steps[0], steps[1], steps[2]), packed
 
 
