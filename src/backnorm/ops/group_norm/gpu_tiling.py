@@ -29,6 +29,8 @@ LARGEST_SMALL_IMAGE, SHORTEST_ROW = 256, 2048
 #: 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a group; 39 at 8 x 512 x 4096, 43
 #: with runs of half the length.
 LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 1 << 19, 4096, 512, 8
+#: So many times fewer bytes where planes do not begin on 16 bytes and one program would take too long.
+ELEMENT_BY_ELEMENT = 4
 #: Loads under way, where rows begin on 16 bytes.
 STAGES = 3
 #: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
@@ -125,6 +127,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     run_bytes = group_channels * itemsize(call.input.dtype)
     whole = rows * cols <= LARGEST_WHOLE_GROUP and (not images.pixels or run_bytes >= SHORTEST_RUN)
     splits, tiles, dx_splits, dx_tiles, num_warps = 1, 1, 1, 1, max(1, min(16, rows * cols // WHOLE_WARP))
+    vectors = all(step % 16 == 0 for steps in images.steps.values() for step in steps)
     vector, row = 16 // itemsize(call.input.dtype), group_channels * hw
     as_rows = (
         not images.pixels
@@ -138,10 +141,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         not whole
         and not images.pixels
         and "gradInput" in writes
-        and 2 * group_channels * hw * itemsize(call.input.dtype) <= LARGEST_TWICE
+        and 2 * row * itemsize(call.input.dtype) <= (LARGEST_TWICE if vectors else LARGEST_TWICE // ELEMENT_BY_ELEMENT)
         and rows <= TWICE_TILE // 16
     )
-    stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
+    stages = STAGES if vectors else 1
     parts_of_group, lanes = 0, 0
     if stages > 1 and not whole and not as_rows and not images.pixels and "gradInput" in writes:
         part_rows, part_cols = _part_of_group(group_channels, hw, PART_BYTES // itemsize(call.input.dtype))
