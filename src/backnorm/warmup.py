@@ -26,6 +26,7 @@ def work() -> Iterator[Callable[[], object]]:
         yield partial(_batch_norm, NUMPY[dtype], pixels)
     for dtype, pixels in itertools.product(_TYPES, (False, True)):
         yield partial(_channels, dtype, pixels)
+    yield _calls_of_torch
 
 
 def compile_one(call: Callable[[], object]) -> None:
@@ -48,6 +49,12 @@ def _group_norm(dtype: object, samples: int, image: int, pixels: bool, mask: tup
 def _batch_norm(dtype: object, pixels: bool) -> None:
     x = np.ones((2, 4) if pixels else (2, 4, 3), dtype)  # type: ignore[call-overload]
     functional.batch_norm_backward_reduce(x, x, np.ones(4, np.float32), np.ones(4, np.float32))
+
+
+def _calls_of_torch() -> None:
+    from .ops._calls import compile_both
+
+    compile_both()
 
 
 def _channels(dtype: int, pixels: bool) -> None:

@@ -201,6 +201,11 @@ def _method(function: Any) -> _Method:
     return method
 
 
+def compile_both() -> None:
+    """Before the first call, and without PyTorch."""
+    _method(_describe), _method(_run)
+
+
 def _builtin(function: Any, words: Sequence[int]) -> Any:
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     new = kind(("PyCFunction_NewEx", ctypes.pythonapi))
