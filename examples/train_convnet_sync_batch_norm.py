@@ -100,6 +100,9 @@ def main() -> None:
         )
         print("calls:", backnorm.torch.stats()["batch_norm_backward_reduce"])
     dist.barrier()
+    # Before the group: DistributedDataParallel, freed last, would end gloo's threads while it holds the interpreter's
+    # lock, for which one of them may be waiting to let go of a tensor, and the process would hang now and then.
+    del model
     dist.destroy_process_group()
 
 
