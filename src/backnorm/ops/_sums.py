@@ -110,38 +110,38 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 
 @inline
 def sum_columns(
-    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, table: Any, table_step: Any,
-    scaled: Any, sums: Any,
+    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, means: Any, rstds: Any,
+    sums: Any,
 ) -> Any:  # fmt: skip
     """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
 
-    The table holds, for every 16 columns, their means and (if `scaled`, else they count as 1) their rstds; the sums are
-    stored likewise, those of dy first. Steps count bytes. Row after row: several at a time are no streams a prefetcher
-    follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
+    Every column has its mean and its rstd (None: they count as 1); sums are stored 16 of dy, 16 of dy * x_hat, and so
+    on. Steps count bytes. Row after row: several at a time are no streams a prefetcher follows (20 against 33 GB/s for
+    rows of 1 KiB on two cores of a Zen 4).
     """
     size = width(T)
     clear(sums, (cols + 15) // 16 * 128)
     for row in range(rows):
         d, p = dy + row * dy_step, x + row * x_step
         n = last if row + 1 == rows else cols
-        c, t, s = 0, table, sums
+        c, s = 0, sums
         while c + 16 <= n:
             if size == 2:  # 0.83 to 1.0 of PyTorch's speed in bfloat16; float32 needs none
                 prefetch(d + AHEAD)
                 prefetch(p + AHEAD)
-            _column_terms(T, d, p, 16, t, scaled, s)
-            c, t, s, d, p = c + 16, t + table_step, s + 128, d + 16 * size, p + 16 * size
+            _column_terms(T, d, p, 16, c * 4, means, rstds, s)
+            c, s, d, p = c + 16, s + 128, d + 16 * size, p + 16 * size
         if c < n:
-            _column_terms(T, d, p, n - c, t, scaled, s)
+            _column_terms(T, d, p, n - c, c * 4, means, rstds, s)
 
 
 @inline
-def _column_terms(T: Any, dy: Any, x: Any, count: Any, table: Any, scaled: Any, sums: Any) -> Any:
+def _column_terms(T: Any, dy: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any) -> Any:
     one = np.float32(0)
     a = load_part(T, dy, count)
-    x_hat = sub(load_part(T, x, count), load(one, table))
-    if scaled:
-        x_hat = mul(x_hat, load(one, table + 64))
+    x_hat = sub(load_part(T, x, count), load(one, means + at))
+    if rstds is not None:
+        x_hat = mul(x_hat, load(one, rstds + at))
     store(one, sums, add(load(one, sums), a))
     store(one, sums + 64, fma(a, keep(x_hat, count), load(one, sums + 64)))
 

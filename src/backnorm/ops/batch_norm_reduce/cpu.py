@@ -82,7 +82,7 @@ def _pixel_sums(T: Any) -> Any:
             count = min(PIXEL_ROWS, end - row)
             sum_columns(
                 T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last if row + count == end else cols, table,
-                64, False, sums,
+                None, sums,
             )  # fmt: skip
             add_columns(sums, cols, totals, apart)
 

@@ -60,12 +60,14 @@ class Tiling(NamedTuple):
     ahead: int
     streamed: bool
     #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel]; float64 sums of the
-    #: spans or float32 ones of the chunks; float64 group sums [sample][group][2]; float32 coefficients
-    #: [sample][column / 16][5][16]; float64 totals of the columns [sample][2][column]; results to be scattered.
+    #: spans or float32 ones of the chunks; float64 group sums [sample][group][2]; float32 coefficients [5][column],
+    #: `row_of_table` bytes each, and float64 totals of the columns [2][column], of a sample, or of a task if samples are
+    #: not split; results to be scattered.
     channel_sums: int
     partials: int
     group_sums: int
     coefficients: int
+    row_of_table: int
     totals: int
     scattered: dict[str, int]
     workspace_bytes: int
@@ -124,10 +126,11 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         row_groups, chunk_samples = -(-groups // sets), _chunk_samples(n, channels * hw)
         chunks, per_task = -(-n // chunk_samples), max(1, task // (chunk_samples * channels * hw))
     channel_sums = parts.take((chunks if row_groups else n) * 2 * padded(channels) * 8)
+    row_of_table = padded(cols + 32) * 4
     if images.pixels:
-        partials = parts.take(n * chunks * padded(cols) * 8)
-        group_sums, coefficients = 0, parts.take(n * padded(cols) * 20)
-        totals = parts.take(n * (2 * padded(cols) + 16) * 8)
+        owners, group_sums = n if split else -(-n // per_task), 0
+        partials = parts.take(owners * chunks * padded(cols) * 8)
+        coefficients, totals = parts.take(owners * 5 * row_of_table), parts.take(owners * (2 * padded(cols) + 16) * 8)
     else:
         partials, group_sums = parts.take(n * channels * spans * 16 if split else 0), parts.take(n * groups * 16)
         coefficients, totals = 0, 0
@@ -142,5 +145,5 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         n, groups, group_channels, hw, images, together, converted, split, row_groups, chunk_samples, chunks, spans,
         per_task, per_split_task, -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)),
         unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums, partials, group_sums,
-        coefficients, totals, scattered, parts.bytes,
+        coefficients, row_of_table, totals, scattered, parts.bytes,
     )  # fmt: skip
