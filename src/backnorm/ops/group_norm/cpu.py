@@ -43,7 +43,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     T, elements, pad = TAGS[call.input.dtype], n * channels * hw, padded(channels) * 8
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
 
-    if images.pixels:
+    if images.pixels and not tiling.as_rows:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
             Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks, tiling.together,
@@ -62,9 +62,10 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
         columns = "gradGammaOut" in program or "gradBetaOut" in program
         program.job(
-            group_rows(T, T, columns, wants_dx), -(-tiling.chunks // tiling.per_task), elements, dy, dy_n,
-            dy_c * width_g, x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd, gamma, sums, pad, n,
-            groups, width_g, hw, tiling.row_groups, tiling.chunk_samples, tiling.per_task, *ahead,
+            group_rows(T, T, images.pixels, columns, wants_dx),
+            -(-tiling.chunks // tiling.per_task) * -(-groups // tiling.task_groups), elements, dy, dy_n, dy_c * width_g,
+            x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd, gamma, sums, pad, n, groups, width_g,
+            hw, tiling.row_groups, tiling.task_groups, tiling.chunk_samples, tiling.per_task, *ahead,
         )  # fmt: skip
     elif not tiling.split:
         program.job(

@@ -126,20 +126,17 @@ def _run_dx(
     at = min(count * size, -dx % line) if dx % size == 0 else 0
     last = at + (count * size - at) // line * line
     c = _few_dx(T, dy, x, dx, at // size, table, apart, 0, cols)
-    while at < last:
-        stop = min(last, at + (cols - c + 15) // 16 * 16 * size)
-        d, p, target, t = base(dy + at), base(x + at), base(dx + at), base(table + c * 4)
-        for k in range(0, stop - at, 16 * size):
-            if ahead > 0:
-                prefetch(d + k + ahead)
-                prefetch(p + k + ahead)
-            value = dx_of(T, d + k, p + k, 16, _coefficients(t + k // size * 4, apart))
-            if streamed:
-                stream(T, target + k, value)
-            else:
-                store(T, target + k, value)
-        c += (stop - at) // size
-        c, at = c if c < cols else c - cols, stop
+    d, p, target = base(dy), base(x), base(dx)
+    for k in range(at, last, 16 * size):
+        if ahead > 0:
+            prefetch(d + k + ahead)
+            prefetch(p + k + ahead)
+        value = dx_of(T, d + k, p + k, 16, _coefficients(table + c * 4, apart))
+        if streamed:
+            stream(T, target + k, value)
+        else:
+            store(T, target + k, value)
+        c = c + 16 if c + 16 < cols else c + 16 - cols
     _few_dx(T, dy + last, x + last, dx + last, count - last // size, table, apart, c, cols)
 
 

@@ -17,10 +17,9 @@ FEWEST_TASKS = 16
 BATCH_BYTES = 2 << 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
-#: Contiguous groups of planes of at most LONGEST_BLOCK elements, with images of at most LARGEST_IMAGE, are rows, if
-#: there are enough samples. Larger images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192),
+#: Contiguous groups of at most LONGEST_BLOCK elements, planes with images of at most LARGEST_IMAGE, are rows. Larger images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192),
 #: whose sums stay in registers: beyond the fixed cost of a plane they are cheaper than sums of each element.
-LARGEST_IMAGE, FEWEST_SAMPLES = 100, 4
+LARGEST_IMAGE = 100
 #: So many elements of a sample at a time: their weights and sums take 12 bytes each of the L1 cache. 400 to 4096 differ
 #: by little in the caches (31 to 34 microseconds at 64 x 64 x 49); a large tensor likes runs that are not short.
 TABLE_COLUMNS = 1600
@@ -45,8 +44,9 @@ class Tiling(NamedTuple):
     #: mean, rstd and gamma as contiguous float32: where, if they are not already.
     converted: dict[str, int]
     split: bool
-    #: Groups that are rows: so many at a time (0: they are none), in chunks of so many samples.
+    #: Groups that are rows: so many at a time (0: they are none), so many a task, in chunks of so many samples.
     row_groups: int
+    task_groups: int
     chunk_samples: int
     chunks: int
     spans: int
@@ -85,17 +85,21 @@ def padded(count: int) -> int:
     return (count + 15) // 16 * 16
 
 
-def _are_rows(images: Images, samples: int, group_channels: int, hw: int) -> bool:
-    contiguous = group_channels == 1 or all(inner == hw for _, inner in images.steps.values())
-    small = hw <= LARGEST_IMAGE and group_channels * hw <= LONGEST_BLOCK
-    return not images.pixels and contiguous and small and samples >= FEWEST_SAMPLES
+def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool:
+    own = group_channels if images.pixels else hw
+    contiguous = all(inner == own for _, inner in images.steps.values())
+    if images.pixels:
+        fits = groups == 1 and contiguous
+    else:
+        fits = (group_channels == 1 or contiguous) and hw <= LARGEST_IMAGE
+    return fits and group_channels * hw <= LONGEST_BLOCK
 
 
-def _chunk_samples(samples: int, size: int) -> int:
-    """Samples of `size` elements in a chunk, whose end costs about as much as one sample: as many as are summed in
-    float32, if that leaves four chunks and a task is not larger than it need be."""
-    few = min(-(-samples // 4), max(8, -(-49152 // size)))
-    return min(CHUNK_SAMPLES, max(few, -(-samples // 16), -(-8192 // size)))
+def _chunk_samples(samples: int, elements: int, sets: int) -> int:
+    """Samples in a chunk, whose end costs about as much as one sample: as many as are summed in float32, if that leaves
+    eight tasks of a chunk and a set of groups, of which a sample has so many `elements`, or as many as are worth it."""
+    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-8192 // elements)))
+    return -(-samples // -(-samples // most))  # chunks of about the same length
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -118,22 +122,26 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         outer, inner = images.steps["gradInput"]
         count, own = (hw, channels) if images.pixels else (channels, hw)
         contiguous = (n == 1 or outer == channels * hw) and (count == 1 or inner == own)
+        if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
+            contiguous = contiguous and all(step == channels for _, step in images.steps.values())
         streamed = contiguous and worth_streaming(n * channels * hw * size // (1 if size == 4 else SIXTEEN_BITS_WORTH))
     chunks, spans = -(-hw // (PIXEL_ROWS * together)), -(-hw // SPAN)
-    per_task, row_groups, chunk_samples = max(1, task // unit), 0, 0
-    if _are_rows(images, n, group_channels, hw):
+    per_task, row_groups, task_groups, chunk_samples = max(1, task // unit), 0, 0, 0
+    if _are_rows(images, groups, group_channels, hw):
         sets = -(-groups // (TABLE_COLUMNS // padded(unit)))
-        row_groups, chunk_samples = -(-groups // sets), _chunk_samples(n, channels * hw)
+        row_groups = -(-groups // sets)
+        chunk_samples = _chunk_samples(n, row_groups * unit, sets)
         chunks, per_task = -(-n // chunk_samples), max(1, task // (chunk_samples * channels * hw))
+        task_groups = groups if chunks >= 4 else max(1, task // (chunk_samples * unit * row_groups)) * row_groups
     channel_sums = parts.take((chunks if row_groups else n) * 2 * padded(channels) * 8)
     row_of_table = padded(cols + 32) * 4
-    if images.pixels:
-        owners, group_sums = n if split else -(-n // per_task), 0
+    partials, group_sums, coefficients, totals = 0, 0, 0, 0
+    if images.pixels and not row_groups:
+        owners = n if split else -(-n // per_task)
         partials = parts.take(owners * chunks * padded(cols) * 8)
         coefficients, totals = parts.take(owners * 5 * row_of_table), parts.take(owners * (2 * padded(cols) + 16) * 8)
-    else:
-        partials, group_sums = parts.take(n * channels * spans * 16 if split else 0), parts.take(n * groups * 16)
-        coefficients, totals = 0, 0
+    elif split and not row_groups:
+        partials, group_sums = parts.take(n * channels * spans * 16), parts.take(n * groups * 16)
     scattered: dict[str, int] = {
         name: parts.take(channels * itemsize(call.values[name].dtype))
         for name in ("gradGammaOut", "gradBetaOut")
@@ -142,8 +150,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     items, item = (chunks, PIXEL_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
     per_split_task = max(1, task // item)
     return Tiling(
-        n, groups, group_channels, hw, images, together, converted, split, row_groups, chunk_samples, chunks, spans,
-        per_task, per_split_task, -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)),
+        n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, chunk_samples, chunks,
+        spans, per_task, per_split_task, -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)),
         unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums, partials, group_sums,
         coefficients, row_of_table, totals, scattered, parts.bytes,
     )  # fmt: skip
