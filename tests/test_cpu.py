@@ -182,6 +182,7 @@ GROUP_NORMS = {
     "short planes": (3, 6, 150, 2, False), "one large sample": (1, 4, 9001, 2, False),
     "one channel": (17, 1, 333, 1, False),
     "pixels": (17, 24, 300, 3, True), "aligned pixels": (17, 32, 75, 4, True), "large pixels": (1, 48, 700, 4, True),
+    "narrow pixels": (17, 15, 441, 1, True), "small pixels": (37, 12, 25, 1, True), "few pixels": (37, 12, 3, 4, True),
 }  # fmt: skip
 
 
@@ -214,6 +215,39 @@ def test_group_norms_bits_at_any_alignment(name: str, dtype: str, monkeypatch: p
     functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize(("c", "group"), [(15, 3), (16, 4), (32, 2), (40, 1)])
+def test_pixels_with_gaps_between_them(c: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dy, of x, of dx or of all: right, the same bits through the caches and past them, and nothing in the gaps."""
+    n, hw, gap = 17, 150, 5
+    dy, x = _arrays((n, hw, c), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(c).astype(np.float32)
+    wide = [np.full((n, hw, c + gap), np.nan, x.dtype) for _ in "dxo"]
+    for array, values in zip(wide, (dy, x)):
+        array[:, :, :c] = values
+    call = {"gradOut": dy.transpose(0, 2, 1), "input": x.transpose(0, 2, 1), "mean": mean, "rstd": rstd, "gamma": w}
+    call |= {"N": n, "C": c, "HxW": hw, "group": group}
+    golden, terms = gn.reference(call), gn.terms(call)
+    seen = set()
+    for least, gaps in itertools.product((1 << 30, 0), itertools.product((False, True), repeat=3)):
+        monkeypatch.setattr(_views, "STREAMED_BYTES", least)
+        functional.kind_of_call.cache_clear()
+        plan._make_plan.cache_clear()
+        plain = (dy, x, np.full_like(x, np.nan))
+        images = [(a[:, :, :c] if has else b).transpose(0, 2, 1) for has, a, b in zip(gaps, wide, plain)]
+        out = (images[2], np.full(c, np.nan, np.float32), np.full(c, np.nan, np.float32))
+        backnorm.group_norm_backward(*images[:2], mean, rstd, w, n, c, hw, group, out=out)
+        seen.add((any(gaps), bits(out)))  # pixels without gaps are joined to longer rows, and added in another order
+        for result, name in zip(out, golden):
+            assert excess(result, golden[name], terms[name]) <= 1
+        assert np.isnan(wide[2][:, :, c:].astype(np.float32)).all()
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(
@@ -295,15 +329,18 @@ MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask
 
 
 @pytest.mark.parametrize("samples", [1, 3, 4, 65, 300])
+@pytest.mark.parametrize("groups", [5, 1])
 @pytest.mark.parametrize(("width", "hw"), [(1, 49), (8, 1), (8, 2), (3, 7), (8, 49), (15, 49), (16, 48), (7, 100)])
-def test_group_norm_of_small_groups(width: int, hw: int, samples: int) -> None:
-    """Ragged groups and whole ones up to 768 elements, with every mask and type; samples with gaps between them too."""
-    groups = 5
+def test_group_norm_of_small_groups(width: int, hw: int, groups: int, samples: int) -> None:
+    """Ragged groups and whole ones up to 768 elements, with every mask and type; samples with gaps between them too,
+    and a single group also as pixels."""
     channels = groups * width
     for i, mask in enumerate(MASKS):
         gap = 3 if i % 2 else 0
         wide = _arrays((samples, channels + gap, hw), ("float32", "bfloat16", "float16")[i % 3], seed=i)
         dy, x = (a[:, :channels] for a in wide)
+        if groups == 1 and gap == 0:
+            dy, x = (np.ascontiguousarray(a.transpose(0, 2, 1)).transpose(0, 2, 1) for a in (dy, x))
         rng = np.random.default_rng(1)
         mean, rstd = (rng.standard_normal((samples, groups)).astype(np.float32) for _ in "mr")
         w = rng.standard_normal(channels).astype(np.float32)
@@ -311,6 +348,8 @@ def test_group_norm_of_small_groups(width: int, hw: int, samples: int) -> None:
         call = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": w, **sizes}
         golden, terms = gn.reference(call), gn.terms(call)
         poison = np.full((samples, channels + gap, hw), np.nan, x.dtype)
+        if groups == 1 and gap == 0:
+            poison = np.full((samples, hw, channels), np.nan, x.dtype).transpose(0, 2, 1)
         out = [poison[:, :channels], *(np.full(channels, np.nan, np.float32) for _ in "gb")]
         given = [array if wanted else None for array, wanted in zip(out, mask)]
         backnorm.group_norm_backward(dy, x, mean, rstd, w, *sizes.values(), mask, out=given)
@@ -320,14 +359,20 @@ def test_group_norm_of_small_groups(width: int, hw: int, samples: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
-def test_a_small_groups_gradient_does_not_depend_on_its_neighbours(dtype: str) -> None:
-    n, c, hw, group = 70, 24, 49, 3
-    dy, x = _arrays((n, c, hw), dtype)
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("c", "hw", "group"), [(24, 49, 3), (12, 25, 1), (64, 49, 32), (10, 144, 1), (6, 1500, 2)])
+def test_a_samples_gradient_does_not_depend_on_its_neighbours(
+    c: int, hw: int, group: int, pixels: bool, dtype: str
+) -> None:  # fmt: skip
+    n = 70
+    dy, x = _arrays((n, hw, c) if pixels else (n, c, hw), dtype)
+    if pixels:
+        dy, x = dy.transpose(0, 2, 1), x.transpose(0, 2, 1)
     rng = np.random.default_rng(1)
     mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
     w = rng.standard_normal(c).astype(np.float32)
     whole = backnorm.group_norm_backward(dy, x, mean, rstd, w, n, c, hw, group)[0]
-    for some in (slice(0, 4), slice(13, 30), slice(60, 70)):
+    for some in (slice(5, 6), slice(68, 70), slice(1, 4), slice(0, 4), slice(13, 30), slice(60, 70)):
         parts = [a[some] for a in (dy, x, mean, rstd)]
         part = backnorm.group_norm_backward(*parts, w, some.stop - some.start, c, hw, group)[0]
         assert bits((part,)) == bits((whole[some],))

@@ -46,7 +46,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     if images.pixels and not tiling.as_rows:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
-            Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks, tiling.together,
+            Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks,
+            tiling.together,
         )  # fmt: skip
         if tiling.split:
             by_chunk = program.arguments(*shared, tiling.per_split_task, tiling.ahead), tiling.split_tasks

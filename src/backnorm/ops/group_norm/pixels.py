@@ -104,9 +104,7 @@ def _coefficients(place: Any, apart: Any) -> Any:
 
 
 @inline
-def _few_dx(
-    T: Any, dy: Any, x: Any, dx: Any, count: Any, table: Any, apart: Any, c: Any, cols: Any
-) -> Any:
+def _few_dx(T: Any, dy: Any, x: Any, dx: Any, count: Any, table: Any, apart: Any, c: Any, cols: Any) -> Any:
     """dx of less than a cache line's elements, of which the first is in column c; returns the column behind them."""
     for first in range(0, count, 16):
         at, some = first * width(T), min(16, count - first)
