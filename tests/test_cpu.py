@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import pytest
 import torch
 
 import backnorm
-from backnorm import functional, plan, threads
+from backnorm import functional, plan, threads, warmup
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
 from backnorm.datatypes import BF16, F32
 from backnorm.ops import OPS, _views
-from backnorm.ops._native import kernel
+from backnorm.ops._native import Kernel, kernel
 from backnorm.ops._program import Place, Program
 from backnorm.ops._simd import load_double, store_double, words
 from backnorm.ops.batch_norm_reduce import reference as bn
@@ -82,8 +83,10 @@ CALLS = {
     "ln one row": lambda t: layer_norm(1, 100_003, t),
     "gn planes": lambda t: group_norm(9, 12, 199, 4, t),
     "gn 7x7": lambda t: group_norm(20, 64, 49, 8, t),
+    "gn few samples": lambda t: group_norm(2, 64, 49, 8, t),
     "gn large groups": lambda t: group_norm(1, 8, 30_011, 2, t),
     "gn pixels": lambda t: group_norm(17, 24, 300, 3, t, pixels=True),
+    "gn small pixels": lambda t: group_norm(37, 12, 25, 1, t, pixels=True),
     "gn large pixels": lambda t: group_norm(2, 40, 3001, 4, t, pixels=True),
     "bn planes": lambda t: batch_norm(33, 19, 49, t),
     "bn large planes": lambda t: batch_norm(2, 3, 70_001, t),
@@ -426,6 +429,33 @@ def test_thread_counts() -> None:
         [sys.executable, "-c", code], env={**os.environ, "BACKNORM_NUM_THREADS": "many"}, capture_output=True, text=True
     )
     assert "BACKNORM_NUM_THREADS must be a positive integer; got 'many'" in done.stderr
+
+
+def test_warm_up_leaves_no_kernel_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[Any] = set()
+
+    def address(self: Kernel, *constants: Any) -> int:
+        asked.add((self, *((type(constant), constant) for constant in constants)))
+        return 0
+
+    def plan_all(calls: Iterable[Callable[[], object]]) -> set[Any]:
+        asked.clear()
+        functional.kind_of_call.cache_clear()
+        plan._make_plan.cache_clear()
+        for call in calls:
+            call()
+        return set(asked)
+
+    monkeypatch.setattr(Kernel, "__call__", address)
+    monkeypatch.setattr(threads, "run", lambda *_: None)
+    monkeypatch.setattr(warmup, "_channels", lambda *_: None)  # its own kernels, made for torch's modules
+    monkeypatch.setattr(warmup, "_calls_of_torch", lambda: None)
+    warm = plan_all(warmup.work())
+    used = plan_all(partial(call, dtype) for call in CALLS.values() for dtype in NUMPY_TYPES)
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    assert len(used) > 50
+    assert used <= warm
 
 
 def test_importing_compiles_nothing() -> None:

@@ -19,9 +19,12 @@ def work() -> Iterator[Callable[[], object]]:
     for dtype, shape in itertools.product(_TYPES, ((4, 4), (4, 1000), (2, 32800), (1, 32800))):
         for mask in ((True, True, True), (True, False, False), (False, True, False)):
             yield partial(_layer_norm, NUMPY[dtype], shape, mask)
-    for dtype, (samples, image), pixels in itertools.product(_TYPES, ((1, 3), (16, 3), (16, 120)), (False, True)):
+    for dtype in (F16, BF16):  # a single long row writes the gradients of float32 weights itself
+        yield partial(_layer_norm, NUMPY[dtype], (1, 32800), (True, True, True), np.ones(32800, np.float32))
+    # Split groups or samples, whole ones, and those that are rows.
+    for dtype, sizes, pixels in itertools.product(_TYPES, ((1, 120, 2), (16, 120, 2), (1, 3, 1)), (False, True)):
         for mask in ((True, True, True), (True, False, False), (False, True, True)):
-            yield partial(_group_norm, NUMPY[dtype], samples, image, pixels, mask)
+            yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)
     for dtype, pixels in itertools.product(_TYPES, (False, True)):
         yield partial(_batch_norm, NUMPY[dtype], pixels)
     for dtype, pixels in itertools.product(_TYPES, (False, True)):
@@ -33,17 +36,18 @@ def compile_one(call: Callable[[], object]) -> None:
     call()
 
 
-def _layer_norm(dtype: object, shape: tuple[int, int], mask: tuple[bool, ...]) -> None:
+def _layer_norm(dtype: object, shape: tuple[int, int], mask: tuple[bool, ...], weight: object = None) -> None:
     rows, cols = shape
     x, ones = np.ones(shape, dtype), np.ones((rows, 1), np.float32)  # type: ignore[call-overload]
-    functional.layer_norm_backward(x, x, (cols,), ones, ones, None, None, mask)
+    functional.layer_norm_backward(x, x, (cols,), ones, ones, weight, weight, mask)
 
 
-def _group_norm(dtype: object, samples: int, image: int, pixels: bool, mask: tuple[bool, ...]) -> None:
+def _group_norm(dtype: object, sizes: tuple[int, int, int], pixels: bool, mask: tuple[bool, ...]) -> None:
+    samples, image, groups = sizes
     x = np.ones((samples, image, 4) if pixels else (samples, 4, image), dtype)  # type: ignore[call-overload]
     x = x.transpose(0, 2, 1) if pixels else x
-    ones = np.ones((samples, 2), np.float32)
-    functional.group_norm_backward(x, x, ones, ones, None, samples, 4, image, 2, mask)
+    ones = np.ones((samples, groups), np.float32)
+    functional.group_norm_backward(x, x, ones, ones, None, samples, 4, image, groups, mask)
 
 
 def _batch_norm(dtype: object, pixels: bool) -> None:

@@ -195,13 +195,8 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
 
 
 @inline
-def _spread_weights(pixels: Any, gamma: Any, channels: Any, hw: Any, w: Any) -> Any:
-    """gamma of each element of a group; up to 15 more are written behind them."""
-    if pixels:
-        for i in range(hw):
-            for c in range(channels):
-                store_one(w + (i * channels + c) * 4, load_one(gamma + c * 4))
-        return
+def _spread_weights(gamma: Any, channels: Any, hw: Any, w: Any) -> Any:
+    """A group's gamma, each hw times; up to 15 more are written behind them."""
     for c in range(channels):
         g = splat(load_one(gamma + c * 4))
         for at in range(c * hw, c * hw + hw, 16):
@@ -209,18 +204,17 @@ def _spread_weights(pixels: Any, gamma: Any, channels: Any, hw: Any, w: Any) -> 
 
 
 @inline
-def _channel_sums(pixels: Any, columns: Any, channels: Any, hw: Any, sums: Any, pad: Any) -> Any:
+def _spread_pixels_weights(gamma: Any, channels: Any, hw: Any, w: Any) -> Any:
+    """The group's gamma, hw times."""
+    for i in range(hw):
+        for c in range(channels):
+            store_one(w + (i * channels + c) * 4, load_one(gamma + c * 4))
+
+
+@inline
+def _channel_sums(columns: Any, channels: Any, hw: Any, sums: Any, pad: Any) -> Any:
     """The sums of each channel's columns, of dy and `pad` bytes further of dy * x_hat."""
     one, zero = np.float32(0), splat(np.float32(0))
-    if pixels:
-        for c in range(channels):
-            s1, s2 = 0.0, 0.0
-            for k in range(c, hw * channels, channels):
-                place = columns + (k >> 4) * 128 + (k & 15) * 4
-                s1, s2 = s1 + np.float64(load_one(place + 64)), s2 + np.float64(load_one(place))
-            store_double(sums + c * 8, s1)
-            store_double(sums + pad + c * 8, s2)
-        return
     for c in range(channels):
         a, b = zero, zero
         k, end = c * hw, c * hw + hw
@@ -230,6 +224,18 @@ def _channel_sums(pixels: Any, columns: Any, channels: Any, hw: Any, sums: Any, 
             k += count
         store_double(sums + c * 8, np.float64(sum_lanes(a)))
         store_double(sums + pad + c * 8, np.float64(sum_lanes(b)))
+
+
+@inline
+def _pixels_channel_sums(columns: Any, channels: Any, hw: Any, sums: Any, pad: Any) -> Any:
+    """The same, where a channel's columns are as far apart as there are channels."""
+    for c in range(channels):
+        s1, s2 = 0.0, 0.0
+        for k in range(c, hw * channels, channels):
+            place = columns + (k >> 4) * 128 + (k & 15) * 4
+            s1, s2 = s1 + np.float64(load_one(place + 64)), s2 + np.float64(load_one(place))
+        store_double(sums + c * 8, s1)
+        store_double(sums + pad + c * 8, s2)
 
 
 @kernel
@@ -242,23 +248,27 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any) -> Any:
     Every element of those groups has its weight in a table and its sums down a chunk's samples in another; the latter
     become the chunk's channel sums, in sums[chunk][2][channel]. So no plane needs a sum across lanes, nor a remainder.
     """
+    spread, add_up = (
+        (_spread_pixels_weights, _pixels_channel_sums) if pixels else (_spread_weights, _channel_sums)
+    )  # fmt: skip
 
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_g, x, x_n, x_g, dx, dx_n, dx_g, streamed, mean, rstd, gamma, sums, pad, samples, groups,
-            width_g, hw, together, some, chunk, chunks, dy_ahead, x_ahead,
+            width_g, hw, together, task_groups, chunk, chunks, dy_ahead, x_ahead,
         ) = words(args, 25)  # fmt: skip
         stage, weights, cols = scratch(STAGE), scratch(TABLES), width_g * hw
         share, apart, row_bytes = 1.0 / cols, (cols + 15) // 16 * 64, cols * width(U)
         table = weights + together * apart + 64
-        block, begin = task // ((groups + some - 1) // some), task % ((groups + some - 1) // some) * some
+        tasks = (groups + task_groups - 1) // task_groups
+        block, begin = task // tasks, task % tasks * task_groups
         for start in range(block * chunks * chunk, min(samples, (block + 1) * chunks * chunk), chunk):
             end = min(samples, start + chunk)
-            for first in range(begin, min(groups, begin + some), together):
-                last = min(groups, begin + some, first + together)
+            for first in range(begin, min(groups, begin + task_groups), together):
+                last = min(groups, begin + task_groups, first + together)
                 if wants_dx:
                     for g in range(first, last):
-                        _spread_weights(pixels, gamma + g * width_g * 4, width_g, hw, weights + (g - first) * apart)
+                        spread(gamma + g * width_g * 4, width_g, hw, weights + (g - first) * apart)
                 if columns:
                     clear(table, (last - first) * apart * 2)
                 d, p, at = dy + start * dy_n + first * dy_g, x + start * x_n + first * x_g, (start * groups + first) * 4
@@ -296,7 +306,7 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any) -> Any:
                 if columns:
                     for g in range(first, last):
                         place = sums + start // chunk * 2 * pad + g * width_g * 8
-                        _channel_sums(pixels, table + (g - first) * apart * 2, width_g, hw, place, pad)
+                        add_up(table + (g - first) * apart * 2, width_g, hw, place, pad)
 
     return run
 
