@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
@@ -24,6 +29,7 @@ from backnorm.accuracy import excess
 from backnorm.arrays import describe
 from backnorm.datatypes import F32
 from backnorm.ops import OPS, _launch
+from backnorm.ops._images import Images
 from backnorm.ops.batch_norm_reduce import gpu_tiling as bn_tiling
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import gpu_tiling as gn_tiling
@@ -267,6 +273,135 @@ def test_groups_that_some_programs_share(
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
 
+on_gpu_alone = pytest.mark.skipif(not ON_GPU, reason="written in Gluon, which has no interpreter")
+#: Groups of one to sixteen of a block, wider than a tile's first choice, of half a vector; a part or many; few samples
+#: and several runs of them; blocks that take turns.
+HELD = [
+    (3, 64, 300, 8), (2, 64, 131, 4), (5, 48, 900, 2), (2, 160, 1000, 8), (3, 512, 70, 1), (9, 24, 3000, 1),
+    (130, 64, 520, 8), (3, 1024, 3136, 128), (2, 128, 16384, 32), (1, 32, 20000, 1), (7, 96, 1, 1), (2, 2048, 64, 2),
+]  # fmt: skip
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), HELD)
+def test_pixels_that_programs_hold(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
+    held = _count_held(monkeypatch)
+    _group_norm(n, c, hw, group, True, DTYPES[dtype])
+    _group_norm(n, c, hw, group, True, DTYPES[dtype], infinite=True)
+    assert len(held) == 2
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 33])
+@pytest.mark.parametrize("dtype", SIZES)
+def test_held_pixels_of_strided_views_in_many_turns(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor with steps of its own, few programs, parts of all lengths."""
+    held = _count_held(monkeypatch)
+    c, hw, group, kind = 64, 230, 4, DTYPES[dtype]
+    for programs, turns in ((10, gn_tiling.HELD_TURNS), (24, ((2, 1),)), (40, ((1, 1),)), (7, ((5, 0),))):
+        monkeypatch.setattr(gn_tiling, "HELD_PROGRAMS", programs)
+        monkeypatch.setattr(gn_tiling, "HELD_TURNS", turns)
+        monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
+        dy, x, dx = (_random((n, hw, wider), kind, wider)[:, :, :c].transpose(1, 2) for wider in (80, 96, 128))
+        values = {
+            "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
+            "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), kind, 5), "N": n, "C": c, "HxW": hw,
+            "group": group, "outputMask": (True, True, True),
+        }  # fmt: skip
+        beside = dx.transpose(1, 2)._base[:, :, c:].clone()
+        outputs = {"gradInput": dx.fill_(float("nan"))}
+        outputs |= {name: _poisoned(x, (c,), kind) for name in ("gradGammaOut", "gradBetaOut")}
+        _run("group_norm_backward", values, outputs)
+        _judge(gn, values, outputs)
+        assert torch.equal(dx.transpose(1, 2)._base[:, :, c:], beside)
+    assert len(held) == 4
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", SIZES)
+def test_pixels_that_do_not_begin_on_16_bytes_are_not_held(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, c, hw, group, kind = 3, 64, 900, 4, DTYPES[dtype]
+    held = _count_held(monkeypatch)
+    dy, x, dx = (_random((n * hw * c + 1,), kind, i)[1:].view(n, hw, c).transpose(1, 2) for i in (1, 2, 3))
+    values = {
+        "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
+        "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
+        "HxW": hw, "group": group, "outputMask": (True, True, True),
+    }  # fmt: skip
+    outputs = {"gradInput": dx.fill_(float("nan"))}
+    outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
+    _run("group_norm_backward", values, outputs)
+    _judge(gn, values, outputs)
+    assert held  # as a plan, which knows no addresses
+
+
+def test_what_is_held_is_compiled_for_gpus_without_one() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_held.py")
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+HELD_SHAPES = st.tuples(
+    st.sampled_from([1, 2, 3, 4, 8, 32]), st.sampled_from([1, 4, 6, 8, 10, 16, 20, 28, 64, 200, 512]),
+    st.integers(1, 90000), st.sampled_from([2, 4]),
+)  # fmt: skip
+
+
+@given(HELD_SHAPES)
+def test_what_is_held_covers_all_once_and_is_the_same_in_any_batch(shape: tuple[int, int, int, int]) -> None:
+    groups, width, image, size = shape
+    images = Images(True, {"input": (groups * width * image, groups * width)}, {})
+    one, *more = (gn_tiling._hold(n, groups, width, image, size, images) for n in (1, 7, 1000))
+    if one is None:
+        assert more == [None, None]
+        return
+    length = one.tiles * gn_tiling.HELD_PIECES * one.rows
+    assert (one.blocks - 1) * one.groups < groups <= one.blocks * one.groups
+    assert one.groups * width <= one.cols
+    assert (one.parts - 1) * length < image <= one.parts * length
+    assert one.rows * one.cols * size == 16 * 32 * gn_tiling.HELD_WARPS
+    assert (one.lag + 1) * one.tiles < gn_tiling.HELD_SLOTS
+    for n, held in zip((1, 7, 1000), (one, *more)):
+        assert held._replace(stride=0, runs=0) == one._replace(stride=0, runs=0)
+        assert held.stride * held.lanes * held.parts <= gn_tiling.HELD_PROGRAMS
+        assert (held.runs - 1) * held.stride * gn_tiling.HELD_RUN < n <= held.runs * held.stride * gn_tiling.HELD_RUN
+
+
+def test_what_is_launched_depends_on_addresses_and_on_what_runs_at_a_time() -> None:
+    def launch(name: str, programs: int = 1, each: int = 1, apart: Any = None) -> Any:
+        return _launch.Launch(name, (programs,), (), {}, each=each, apart=apart)
+
+    vectors = launch("held", 30, 3, (launch("sums"), launch("dx")))
+    launches = [launch("before"), *_launch.in_vectors([vectors, launch("last")], [launch("split"), launch("its last")])]
+
+    def names(aligned: bool, multiprocessors: int, shared_memory: int) -> list[str]:
+        return [one.kernel for one in _launch._fitting(_launch._on(launches, aligned), multiprocessors, shared_memory)]
+
+    assert names(True, 10, 228 * 1024) == ["before", "held", "last"]
+    assert names(True, 9, 228 * 1024) == names(True, 29, 100 * 1024) == ["before", "sums", "dx", "last"]
+    assert names(True, 30, 100 * 1024) == ["before", "held", "last"]
+    assert names(False, 132, 228 * 1024) == ["before", "split", "its last"]
+
+
+def _count_held(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the tilings from now on hold in shared memory."""
+    held: list[Any] = []
+    hold = gn_tiling._hold
+
+    def note(*arguments: Any) -> Any:
+        result = hold(*arguments)
+        held.extend([result] if result else [])
+        return result
+
+    monkeypatch.setattr(gn_tiling, "_hold", note)
+    return held
+
+
 @pytest.mark.parametrize("pixels", [False, True])
 def test_an_infinite_gamma_of_groups_that_all_programs_share(pixels: bool) -> None:
     _group_norm(2, 12, 3000, 2, pixels, torch.float32, infinite=True)
@@ -482,6 +617,11 @@ CALLS = {
         _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
         900, 4,
     ),
+    "group_norm_backward of held pixels": lambda: (
+        _image(6, 96, 900, True, torch.float16, 1), _image(6, 96, 900, True, torch.float16, 2),
+        _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((96,), torch.float32, 5), 6, 96,
+        900, 4,
+    ),
     "batch_norm_backward_reduce": lambda: (
         _random((6, 32, 900), torch.float32, 1), _random((6, 32, 900), torch.float32, 2),
         _random((32,), torch.float32, 3), _random((32,), torch.float32, 4),
@@ -529,9 +669,9 @@ def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypat
     launched: list[Any] = []
     fitting = _launch._fitting
 
-    def one_by_one(launches: Any, programs: int) -> Any:
+    def one_by_one(launches: Any, multiprocessors: int, shared_memory: int) -> Any:
         launched.extend(launch for launch in launches if launch.apart)
-        return fitting(launches, 1)
+        return fitting(launches, 1, 0)
 
     monkeypatch.setattr(_launch, "_fitting", one_by_one)
     assert run() == together
@@ -566,7 +706,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(cols: int, dtype: str) 
         assert torch.equal(whole[some], dx)
 
 
-# Channels, elements of an image, groups: in registers, as rows, read twice, shared, by all.
+# Channels, elements of an image, groups: in registers, as rows, read twice, shared, held, by all.
 SAMPLES = [
     (1, 700, 1),
     (40, 1, 4),
@@ -578,6 +718,9 @@ SAMPLES = [
     (4, 262144, 1),
     (4, 262147, 1),
     (320, 1024, 32),
+    (112, 441, 4),
+    (512, 300, 4),
+    (1024, 4096, 128),
 ]
 
 

@@ -65,10 +65,20 @@ class Launch(NamedTuple):
     aligned: str | None = None
     #: Registers of a thread at most, where the compiler would take more.
     registers: int | None = None
+    #: Programs that a multiprocessor must have room for, if all are to run at a time.
+    each: int = 1
+    #: What is launched instead where the large tensors' addresses are no multiples of 16, and in the interpreter.
+    otherwise: tuple[Launch, ...] | None = None
 
     def on(self, aligned: bool) -> Launch:
         """The launch on such addresses."""
         return self._replace(constants={**self.constants, self.aligned: aligned}) if self.aligned else self
+
+
+def in_vectors(launches: Sequence[Launch], otherwise: Sequence[Launch]) -> list[Launch]:
+    """Launches that need such addresses, and what stands in for all of them."""
+    first, *rest = launches
+    return [first._replace(otherwise=tuple(otherwise)), *[launch._replace(otherwise=()) for launch in rest]]
 
 
 class _Somewhere:
@@ -184,11 +194,12 @@ def prepare(
                 "device",
                 f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
             )
-        one_by_one = _fitting(launches, 1)
+        one_by_one = _fitting(_on(launches, False), 1, 0)
         return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
     index = torch.device(device).index or 0
     large = [slot for name, slot in slots.items() if name in _LARGE]
-    launches = _fitting(launches, torch.cuda.get_device_properties(index).multi_processor_count)
+    properties = torch.cuda.get_device_properties(index)
+    room = properties.multi_processor_count, properties.shared_memory_per_multiprocessor
     compiled: dict[bool, list[_Compiled]] = {}
 
     def run(pointers: Sequence[int], stream: int | None) -> None:
@@ -198,7 +209,8 @@ def prepare(
                 return run(pointers, stream)
         try:
             if aligned not in compiled:
-                compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in launches]
+                fitting = _fitting(_on(launches, aligned), *room)
+                compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in fitting]
             queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
                 launch(pointers, queue)
@@ -218,10 +230,23 @@ def _aligned(pointers: Sequence[int]) -> bool:
     return bits % 16 == 0
 
 
-def _fitting(launches: Sequence[Launch], programs: int) -> list[Launch]:
-    """Those of the launches, or of what stands in for them, that need no more programs than that at a time."""
+def _on(launches: Sequence[Launch], aligned: bool) -> list[Launch]:
+    """Those of the launches, or of what stands in for them, that are for such addresses."""
     chosen: list[Launch] = []
     for launch in launches:
+        chosen += [launch] if aligned or launch.otherwise is None else launch.otherwise
+    return chosen
+
+
+#: What a multiprocessor of an H200 has of shared memory: launches of several programs for each want all of it.
+_SHARED_MEMORY = 228 * 1024
+
+
+def _fitting(launches: Sequence[Launch], multiprocessors: int, shared_memory: int) -> list[Launch]:
+    """Those of the launches, or of what stands in for them, whose programs run at a time on so many multiprocessors."""
+    chosen: list[Launch] = []
+    for launch in launches:
+        programs = multiprocessors * (launch.each if shared_memory >= _SHARED_MEMORY else 1)
         chosen += launch.apart if launch.apart is not None and launch.grid[0] > programs else [launch]
     return chosen
 

@@ -2,11 +2,13 @@
 
 A group that fits one program's registers is read once; those of small images are LayerNorm's rows, which come in whole
 vectors. Of larger groups of planes, some are read twice by one program, the second time from the caches, and others
-once by programs that share them. All else is read twice by all: sums of each channel, sums of each group, dx.
+once by programs that share them, as most pixels are. All else is read twice by all: sums of each channel, sums of each
+group, dx.
 """
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import triton
@@ -18,11 +20,12 @@ from .._exchange import add_pairs, both, pack, unpack, wait
 from .._gpu import RUN, copy_images, end_run, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
-from .._launch import Launch, Pointer, pointer_to
+from .._launch import Launch, Pointer, in_vectors, pointer_to
 from .._program import WORKSPACE
 from .._tiles import TILES_OF_A_RUN, power_of_two
 from ..layer_norm.gpu import rows_of_groups
-from .gpu_tiling import Tiling
+from .gpu_held import hold
+from .gpu_tiling import HELD_EACH, HELD_PIECES, HELD_REGISTERS, HELD_SLOTS, HELD_WARPS, Held, Tiling
 
 
 @triton.jit
@@ -364,6 +367,38 @@ def _shared(
             dy_before, x_before, mean_before, rstd_before, gamma_before = dy, x, mean, rstd, gamma
 
 
+def _hold(
+    tiling: Tiling, held: Held, pointers: tuple[Pointer, ...], gathered: Pointer, dgamma: Pointer | None,
+    dbeta: Pointer | None, has_w: bool, share: float, otherwise: list[Launch],
+) -> list[Launch]:  # fmt: skip
+    """Pixels in shared memory, or where addresses are no multiples of 16 these other launches."""
+    n, groups, width, channels = tiling.samples, tiling.groups, tiling.group_channels, tiling.channels
+    *_, words, partials = pointers
+    steps = [tiling.images.steps[name] for name in ("gradOut", "input", "gradInput")]
+    numbers = (
+        *pointers, n, held.stride, groups, held.blocks, held.lanes, tiling.image, share, held.parts, held.runs,
+        *[step // tiling.vector for pair in steps for step in pair],
+    )  # fmt: skip
+
+    def launch(SUMS: bool, DX: bool) -> Launch:
+        constants = {
+            "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "GROUPS": held.groups, "WIDTH": width,
+            "UNIT": gcd(width, tiling.vector), "ROWS": held.rows, "COLS": held.cols, "PIECES": HELD_PIECES,
+            "TILES": held.tiles, "SLOTS": HELD_SLOTS, "LAG": held.lag, "PARTS": power_of_two(held.parts),
+            "VECTOR": tiling.vector, "FULL": held.groups * width == held.cols and groups % held.groups == 0,
+            "SAME": steps[0] == steps[1],
+        }  # fmt: skip
+        grid = (held.stride * held.lanes * held.parts,)
+        return Launch(hold, grid, numbers, constants, HELD_WARPS, registers=HELD_REGISTERS, each=HELD_EACH)
+
+    apart = [launch(SUMS=True, DX=False), launch(SUMS=False, DX=True)]
+    kernels = exchange(words, n * held.blocks * held.parts * held.groups, launch(SUMS=True, DX=True), apart)
+    if dgamma or dbeta:
+        count = held.runs * held.stride * held.parts
+        kernels += finish_sums(partials, gathered, count, 2 * channels, channels, channels, dbeta, None, dgamma)
+    return in_vectors(kernels, otherwise)
+
+
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
     images, channels, values = tiling.images, tiling.channels, call.values
     n, groups, width, hw = tiling.samples, tiling.groups, tiling.group_channels, tiling.image
@@ -386,6 +421,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     inputs, in_steps = (dy, x, mean, rstd, gamma), (*images.steps["gradOut"], *images.steps["input"])
     out_steps = images.steps["gradInput"] if wants_dx else (0, 0)
     rows, cols, share = tiling.tile_rows, tiling.tile_cols, 1.0 / (width * hw)
+    dgamma, dbeta = (pointer(name) if name in writes else None for name in ("gradGammaOut", "gradBetaOut"))
+    gathered, words = Pointer(WORKSPACE, tiling.gathered, F32), Pointer(WORKSPACE, tiling.words, DataType.INT64)
+    kernels: list[Launch] = []
     numbers: tuple[Any, ...]
     if tiling.as_rows:
         constants: dict[str, Any] = {
@@ -395,9 +433,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         }  # fmt: skip
         numbers = (*inputs, dx, partials, n, width * hw, *in_steps[::2], out_steps[0], groups, hw)
         launch = Launch(rows_of_groups, (tiling.splits, groups), numbers, constants, tiling.num_warps)
-        steps.append(launch._replace(aligned="ALIGNED"))
+        kernels.append(launch._replace(aligned="ALIGNED"))
     elif tiling.whole:
-        steps.append(
+        kernels.append(
             Launch(
                 _whole_group, (n * groups,), (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps),
                 {"HAS_W": has_w, "WANTS_DX": wants_dx, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols},
@@ -405,7 +443,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             )
         )  # fmt: skip
     elif tiling.parts:
-        words, parts = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.parts
+        parts = tiling.parts
         numbers = (
             *inputs, dx, words, partials, n * groups, tiling.lanes, groups, width, hw, share, tiling.splits, parts,
             *in_steps, *out_steps,
@@ -419,40 +457,44 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             return Launch(_shared, (tiling.lanes * parts,), numbers, constants, tiling.num_warps)
 
         apart = [shared(SUMS=True, DX=False), shared(SUMS=False, DX=True)]
-        steps += exchange(words, n * groups * parts, shared(SUMS=True, DX=True), apart)
+        kernels += exchange(words, n * groups * parts, shared(SUMS=True, DX=True), apart)
     elif tiling.twice:
         constants = {"HAS_W": has_w, "ROWS": rows, "COLS": cols, "EVEN": tiling.even, "STAGES": tiling.stages}
         constants["LONG"] = -(-hw // cols) > TILES_OF_A_RUN
         numbers = (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps)
-        steps.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
+        kernels.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
     else:
         across = -(-channels // (cols if images.pixels else rows))
         sizes = {"HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols}
         numbers = (*inputs, partials, groups, width, hw, tiling.splits, *in_steps)
         constants = {**sizes, "EVEN": tiling.even, "TILES": tiling.tiles, "STAGES": tiling.stages}
-        steps.append(Launch(_split_sums, (n * tiling.splits * across,), numbers, constants, tiling.num_warps))
+        kernels.append(Launch(_split_sums, (n * tiling.splits * across,), numbers, constants, tiling.num_warps))
         if wants_dx:
             summed = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
             numbers = (partials, group_sums, groups, width, share, tiling.splits)
-            steps.append(Launch(_group_sums, (n * groups,), numbers, summed, 1))
+            kernels.append(Launch(_group_sums, (n * groups,), numbers, summed, 1))
             numbers = (*inputs, dx, group_sums, groups, width, hw, tiling.dx_splits, *in_steps, *out_steps)
             constants = {**sizes, "EVEN": tiling.dx_even, "TILES": tiling.dx_tiles}
             grid = (n * tiling.dx_splits * across,)
-            steps.append(Launch(_split_dx, grid, numbers, constants, tiling.num_warps))
-    if "gradInput" in images.packed:
-        steps += copy_images("gradInput", values["gradInput"], images, shape, False)
-    dgamma, dbeta = (pointer(name) if name in writes else None for name in ("gradGammaOut", "gradBetaOut"))
+            kernels.append(Launch(_split_dx, grid, numbers, constants, tiling.num_warps))
     if dgamma or dbeta:
-        gathered, all_columns = Pointer(WORKSPACE, tiling.gathered, F32), channels * hw
+        all_columns = channels * hw
         if tiling.as_rows:
-            steps += finish_sums(
+            kernels += finish_sums(
                 partials, gathered, tiling.splits, 2 * all_columns, all_columns, channels, dgamma, None, dbeta,
                 inner=hw, inner_step=1, col_step=hw,
             )  # fmt: skip
         else:
-            steps += finish_sums(
+            kernels += finish_sums(
                 partials, gathered, n * tiling.splits, 4 * channels, channels, channels, dbeta, None, dgamma
             )
+    if tiling.held:
+        kernels = _hold(
+            tiling, tiling.held, (*inputs, dx, words, partials), gathered, dgamma, dbeta, has_w, share, kernels
+        )
+    steps += kernels
+    if "gradInput" in images.packed:
+        steps += copy_images("gradInput", values["gradInput"], images, shape, False)
     for name in writes:
         if name in tiling.packed:
             steps += copy_out(name, values[name], tiling.packed[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd, inf
 from typing import NamedTuple
 
 from ...datatypes import itemsize
@@ -44,8 +45,43 @@ PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 
 #: take longer than their bytes.
 PART_BYTES, SHARING, PART_WARPS = 32768, MULTIPROCESSORS, 8
 FEWEST_PARTS = {4: 4, 2: 8}
+#: Pixels that programs hold in shared memory: programs of a multiprocessor and of all, their warps and registers of a
+#: thread, bytes of a tile's row (more where groups are wider or fill it badly), pieces of a tile (16 bytes of a thread
+#: each) and tiles that fit. 58 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
+#: more with two, four or five programs, or with rows of 256 bytes.
+HELD_EACH, HELD_PROGRAMS, HELD_WARPS, HELD_REGISTERS = 3, 3 * MULTIPROCESSORS, 4, 168
+HELD_ROW, HELD_PIECES, HELD_SLOTS = 128, 2, 8
+#: Tiles of a part, and whether dx is made a turn later: then two turns are held.
+HELD_TURNS = ((3, 1), (2, 1), (1, 1), (7, 0), (6, 0), (5, 0), (4, 0))
+#: Microseconds of a turn: of a tile's bytes, of what comes besides if dx is made a turn later and if at once, and of
+#: each further 512 words (read off trials with 32 x 256 x 3136 and 8 x 512 x 4096); samples at which the first turn
+#: counts as much as the others together.
+HELD_TILE, HELD_LATER, HELD_AT_ONCE, HELD_MORE_WORDS, HELD_BATCH = 1.14, 1.2, 2.2, 0.7, 8
+#: Groups of a block, words of one, and groups that a thread's vector of channels may be of, at most; how much of a
+#: tile's columns are channels at least. 8 x 320 x 4096 in 32 groups (of 10: four to a vector) took 42 against 38.
+HELD_GROUPS, HELD_WORDS, HELD_UNITS, HELD_FULL = 16, 2048, 2, 0.6
+#: Samples whose sums a program adds up one after the other.
+HELD_RUN = 8
 #: Programs for the whole call, if it has work for them.
 PROGRAMS = 8 * MULTIPROCESSORS
+
+
+class Held(NamedTuple):
+    """Pixels that stay in shared memory between the sums and dx."""
+
+    #: Groups of a block, blocks of a sample, and how many of these are worked on at a time.
+    groups: int
+    blocks: int
+    lanes: int
+    #: Rows of a piece and columns of a tile, tiles of a part, parts of an image, turns that dx comes later.
+    rows: int
+    cols: int
+    tiles: int
+    parts: int
+    lag: int
+    #: Samples at a time, and runs of a program.
+    stride: int
+    runs: int
 
 
 class Tiling(NamedTuple):
@@ -78,6 +114,7 @@ class Tiling(NamedTuple):
     dx_tiles: int
     num_warps: int
     stages: int
+    held: Held | None
     #: Places in the workspace: sums [sample][split][4][channel], of rows [split][2][column], gathered ones, c1 and c2
     #: [sample][group][2].
     partials: int
@@ -104,6 +141,38 @@ def _share(pieces: int, others: int, programs: int, most: int) -> tuple[int, int
     """Tiles of a program and programs of an image of so many pieces, of which the call has as many as the others."""
     splits = -(-pieces // max(1, min(most, others * pieces // programs)))
     return -(-pieces // splits), splits
+
+
+def _hold(n: int, groups: int, group_channels: int, image: int, size: int, images: Images) -> Held | None:
+    """Blocks of channels that fill a tile's columns best, and parts that keep most programs busy, whatever the number
+    of samples: a sample has the same sums in any batch."""
+    vector, channels, best, block, width = 16 // size, groups * group_channels, 0.0, 1, 1
+    for cols in (HELD_ROW // size << i for i in range(5)):
+        for k in range(min(groups, HELD_GROUPS, cols // group_channels), 0, -1):
+            full = channels / (-(-groups // k) * cols)
+            if k * group_channels % vector == 0 and full > 1.1 * best:
+                best, block, width = full, k, cols
+    blocks, rows = -(-groups // block), HELD_WARPS * 32 * vector // width
+    steps = [step for pair in images.steps.values() for step in pair]
+    in_vectors = all(step % vector == 0 for step in (channels, *steps))
+    in_32_bits = all(HELD_PIECES * rows * step < 2**31 for _, step in images.steps.values())
+    if best < HELD_FULL or not in_vectors or not in_32_bits or vector // gcd(group_channels, vector) > HELD_UNITS:
+        return None
+    held, least = None, inf
+    for tiles, lag in HELD_TURNS:
+        parts = -(-image // (tiles * HELD_PIECES * rows))
+        words = power_of_two(parts) * power_of_two(block)
+        if parts <= HELD_PROGRAMS and words <= HELD_WORDS:
+            lanes = min(blocks, HELD_PROGRAMS // parts)
+            stride, rounds = HELD_PROGRAMS // (parts * lanes), -(-blocks // lanes)
+            turn = tiles * HELD_TILE + (HELD_LATER if lag else HELD_AT_ONCE)
+            turn += max(0, -(-words // 512) - 1) * HELD_MORE_WORDS
+            time = rounds * turn * (1 / stride + 1 / HELD_BATCH)
+            if time < least:
+                least, stride = time, min(n, stride)
+                runs = -(-n // (stride * HELD_RUN))
+                held = Held(block, blocks, lanes, rows, width, tiles, parts, lag, stride, runs)
+    return held
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -185,16 +254,23 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     even, dx_even = fits and hw % (length * tiles) == 0, fits and hw % (length * dx_tiles) == 0
     if parts_of_group:
         even = hw % length == 0 and group_channels % width == 0
+    held = None
+    if images.pixels and not whole and "gradInput" in writes:
+        held = _hold(n, groups, group_channels, hw, itemsize(call.input.dtype), images)
     if as_rows:
         partials = parts.take(splits * 2 * channels * hw * 4)
         gathered = parts.take(gathered_bytes(splits, 2 * channels * hw, hw))
+    elif held:  # or split, where addresses are no multiples of 16
+        count = held.runs * held.stride * held.parts
+        partials = parts.take(max(count * 2, n * splits * 4) * channels * 4)
+        gathered = parts.take(max(gathered_bytes(count, 2 * channels), gathered_bytes(n * splits, 4 * channels)))
     else:
         partials = parts.take(n * splits * 4 * channels * 4)
         gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
     group_sums = parts.take(n * groups * 2 * 4)
-    words = parts.take(n * groups * parts_of_group * 8)
+    words = parts.take(n * (held.blocks * held.parts * held.groups if held else groups * parts_of_group) * 8)
     return Tiling(
         n, groups, group_channels, hw, images, packed, as_rows, whole, twice, rows, cols, even, dx_even, vector,
-        parts_of_group, lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, partials, gathered, group_sums,
-        words, parts.bytes,
+        parts_of_group, lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, held, partials, gathered,
+        group_sums, words, parts.bytes,
     )  # fmt: skip

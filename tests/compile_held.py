@@ -1,0 +1,87 @@
+"""Compiles GroupNorm's Gluon kernel for GPUs of two kinds, without one: what the interpreter cannot step through is
+seen to be what this version of Triton takes. Called by test_gpu.py in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from backnorm.arrays import describe
+from backnorm.backends import _Cuda
+from backnorm.datatypes import DataType
+from backnorm.ops import OPS
+from backnorm.ops._launch import _SHARED_MEMORY, Launch, Pointer
+from backnorm.ops.group_norm.gpu import launches
+from backnorm.ops.group_norm.gpu_held import hold
+from backnorm.ops.group_norm.gpu_tiling import HELD_EACH
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
+
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+
+
+def held(n: int, c: int, hw: int, group: int, kind: torch.dtype) -> list[Launch]:
+    """The launches of that kernel for a call: all in one, and sums and dx apart."""
+    op = OPS["group_norm_backward"]
+    image = torch.empty(n, hw, c, dtype=kind).transpose(1, 2)
+    tensors = {
+        "gradOut": image, "input": image, "mean": torch.empty(n, group), "rstd": torch.empty(n, group),
+        "gamma": torch.empty(c), "gradInput": image, "gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c),
+    }  # fmt: skip
+    values: dict[str, Any] = {name: describe(tensor, op.name, name).desc for name, tensor in tensors.items()}
+    values |= {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True,) * 3}
+    plan = make_plan(op, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
+    tiling = _Cuda(op.folder).tile(plan.call, plan.writes)
+    (launch,) = (launch for launch in launches(tiling, plan.call, plan.writes) if launch.kernel is hold)
+    return [launch, *launch.apart]
+
+
+def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
+    """The shared memory of a program."""
+    types: dict[str, str] = {}
+    constants: dict[str, Any] = dict(launch.constants)
+    attributes = {}
+    names = hold.arg_names
+    for i, (name, value) in enumerate(zip(names, launch.arguments)):
+        if isinstance(value, Pointer):
+            types[name] = (
+                "*i64"
+                if value.dtype == DataType.INT64
+                else TYPES[kind]
+                if name in ("dy_ptr", "x_ptr", "dx_ptr")
+                else "*fp32"
+            )
+        elif isinstance(value, float):
+            types[name] = "fp32"
+        elif value == 1:
+            constants[name] = 1
+        else:
+            types[name] = "i32"
+        if value.may_be_aligned if isinstance(value, Pointer) else value % 16 == 0:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(
+        hold, {name: types.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()}, attributes,
+    )  # fmt: skip
+    options = {"num_warps": launch.num_warps, "maxnreg": launch.registers, "enable_fp_fusion": True}
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    copies = re.findall(r"cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+),", kernel.asm["ptx"])
+    assert {int(size, 0) for size in copies} == {16}, "not all is copied in vectors of 16 bytes"
+    return int(kernel.metadata.shared)
+
+
+if __name__ == "__main__":
+    for n, c, hw, group, kind in (
+        (32, 256, 3136, 32, torch.bfloat16), (2, 160, 1000, 8, torch.float32), (3, 1024, 3136, 2, torch.float16),
+    ):  # fmt: skip
+        for launch in held(n, c, hw, group, kind):
+            shared = compile_for(90, launch, kind)
+            assert HELD_EACH * (shared + 1024) <= _SHARED_MEMORY, shared
+    compile_for(80, held(32, 256, 3136, 32, torch.bfloat16)[1], torch.bfloat16)
+    sys.exit(0)
