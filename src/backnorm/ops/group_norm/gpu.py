@@ -429,11 +429,10 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         constants: dict[str, Any] = {
             "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": len(writes) > wants_dx, "ROWS": rows, "COLS": cols,
             "PROGRAMS": tiling.splits, "STAGES": tiling.stages, "EVEN": n % rows == 0 and width * hw == cols,
-            "VECTOR": tiling.vector, "PERIOD": 1, "ALIGNED": False,
+            "VECTOR": tiling.vector,
         }  # fmt: skip
         numbers = (*inputs, dx, partials, n, width * hw, *in_steps[::2], out_steps[0], groups, hw)
-        launch = Launch(rows_of_groups, (tiling.splits, groups), numbers, constants, tiling.num_warps)
-        kernels.append(launch._replace(aligned="ALIGNED"))
+        kernels.append(Launch(rows_of_groups, (tiling.splits, groups), numbers, constants, tiling.num_warps))
     elif tiling.whole:
         kernels.append(
             Launch(

@@ -46,11 +46,11 @@ PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 
 PART_BYTES, SHARING, PART_WARPS = 32768, MULTIPROCESSORS, 8
 FEWEST_PARTS = {4: 4, 2: 8}
 #: Pixels that programs hold in shared memory: programs of a multiprocessor and of all, their warps and registers of a
-#: thread, bytes of a tile's row (more where groups are wider or fill it badly), pieces of a tile (16 bytes of a thread
+#: thread, bytes of a tile's row (the first that groups fill as well as others), pieces of a tile (16 bytes of a thread
 #: each) and tiles that fit. 58 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
 #: more with two, four or five programs, or with rows of 256 bytes.
 HELD_EACH, HELD_PROGRAMS, HELD_WARPS, HELD_REGISTERS = 3, 3 * MULTIPROCESSORS, 4, 168
-HELD_ROW, HELD_PIECES, HELD_SLOTS = 128, 2, 8
+HELD_ROWS, HELD_PIECES, HELD_SLOTS = (128, 256, 512, 1024, 2048, 64), 2, 8
 #: Tiles of a part, and whether dx is made a turn later: then two turns are held.
 HELD_TURNS = ((3, 1), (2, 1), (1, 1), (7, 0), (6, 0), (5, 0), (4, 0))
 #: Microseconds of a turn: of a tile's bytes, of what comes besides if dx is made a turn later and if at once, and of
@@ -147,7 +147,7 @@ def _hold(n: int, groups: int, group_channels: int, image: int, size: int, image
     """Blocks of channels that fill a tile's columns best, and parts that keep most programs busy, whatever the number
     of samples: a sample has the same sums in any batch."""
     vector, channels, best, block, width = 16 // size, groups * group_channels, 0.0, 1, 1
-    for cols in (HELD_ROW // size << i for i in range(5)):
+    for cols in (row // size for row in HELD_ROWS):
         for k in range(min(groups, HELD_GROUPS, cols // group_channels), 0, -1):
             full = channels / (-(-groups // k) * cols)
             if k * group_channels % vector == 0 and full > 1.1 * best:

@@ -24,60 +24,30 @@ from .gpu_tiling import Tiling
 
 
 @triton.jit
-def _sum_in_any_order(tile, COLS: tl.constexpr):
-    """Sums of a tile's rows whose bits do not depend on the order of a row's elements. These become multiples of one
-    number, at most 2**-51 * COLS of the row's largest, by being added to an anchor and taken off again; float64 adds
-    COLS such multiples exactly. Infinities and NaN stay themselves."""
-    exponent = (tl.max(tl.abs(tile), axis=1).to(tl.int32, bitcast=True) >> 23).to(tl.int64)
-    anchor = ((exponent + (1023 - 127 + 1) << 52) | (1 << 51)).to(tl.float64, bitcast=True) * COLS
-    anchor = tl.where(exponent < 255, anchor, 0.0)[:, None]
-    return tl.sum((tile.to(tl.float64) + anchor) - anchor, axis=1).to(tl.float32)
-
-
-@triton.jit
 def rows_of_groups(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, dx_ptr, partials_ptr, rows, cols, dy_step, x_step, dx_step, groups, inner,
     HAS_W: tl.constexpr, WANTS_DX: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, VECTOR: tl.constexpr, PERIOD: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    PROGRAMS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of rows: dx, and the sums of dy * x_hat and dy of their columns. EVEN: tiles cover the rows without a
     rest, and no mask is looked at. In GroupNorm `groups` of these rows are side by side, with a weight for `inner`
-    elements each; in LayerNorm both are 1.
-
-    Every PERIOD-th row begins as many elements, `shift`, after a multiple of VECTOR elements, 16 bytes. A program has
-    such rows alone, so its tiles can begin at those multiples, and be read and written in whole vectors: what they hold
-    of other rows is dropped, and the ends of a row are written by themselves. ALIGNED: the tensors begin on 16 bytes
-    too. No vector with an element of theirs then leaves the memory they were given, which comes in larger pieces."""
-    # Whatever divides the columns and VECTOR divides a row's two ends.
-    UNIT: tl.constexpr = VECTOR // PERIOD
+    elements each; in LayerNorm both are 1. Rows begin and end on multiples of VECTOR elements."""
     program, group, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, COLS)
-    beside = group * cols // UNIT * UNIT
-    residue = program % PERIOD
-    shift = residue * cols % VECTOR // UNIT * UNIT if PERIOD > 1 else 0
-    col, vector, unit = lane - shift, lane // VECTOR * VECTOR, lane // UNIT * UNIT
-    keep, reads, whole = unit < cols, unit < cols, unit < cols
-    if PERIOD > 1:
-        keep = (unit >= shift) & (unit < cols + shift)
-        reads = vector < cols + shift if ALIGNED else keep
-        whole = (vector >= shift) & (vector + VECTOR <= cols + shift)
+    # Divided and multiplied, where there is no rest, for the compiler to see that there is none.
+    beside, keep = group * cols // VECTOR * VECTOR, lane // VECTOR * VECTOR < cols
     w = tl.full([COLS], 1.0, tl.float32)
     if HAS_W:
-        w = tl.load(w_ptr + (beside + col) // inner, mask=keep, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + (beside + lane) // inner, mask=keep, other=0.0).to(tl.float32)
     dw, db = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    # Divided and multiplied, where there is no rest, for the compiler to see that there is none.
-    i = tl.arange(0, ROWS).to(tl.int64)[:, None] * PERIOD
-    at = beside + lane[None, :]
+    i, at = tl.arange(0, ROWS).to(tl.int64)[:, None], beside + lane[None, :]
     dy_at, x_at = i * dy_step // VECTOR * VECTOR + at, i * x_step // VECTOR * VECTOR + at
     dx_at = i * dx_step // VECTOR * VECTOR + at
-    tiles = tl.cdiv(tl.cdiv(rows, PERIOD), ROWS)
-    for tile in tl.range(program // PERIOD, tiles, tl.cdiv(PROGRAMS, PERIOD), num_stages=STAGES):
-        first = tl.cast(tile, tl.int64) * (ROWS * PERIOD) + residue
-        row = first + tl.arange(0, ROWS) * PERIOD
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), PROGRAMS, num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        row = first + tl.arange(0, ROWS)
         inside = row < rows
-        mask = inside[:, None] & reads[None, :]
-        dy_tile = dy_ptr + (first * dy_step - shift) // VECTOR * VECTOR
-        x_tile = x_ptr + (first * x_step - shift) // VECTOR * VECTOR
+        mask = inside[:, None] & keep[None, :]
+        dy_tile, x_tile = dy_ptr + first * dy_step // VECTOR * VECTOR, x_ptr + first * x_step // VECTOR * VECTOR
         mean = tl.load(mean_ptr + row * groups + group, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row * groups + group, mask=inside, other=0.0).to(tl.float32)
         if EVEN:
@@ -86,30 +56,22 @@ def rows_of_groups(
         else:
             dy = tl.load(dy_tile + dy_at, mask=mask, other=0.0).to(tl.float32)
             x = tl.load(x_tile + x_at, mask=mask, other=0.0).to(tl.float32)
-            # A row that is not inside has a mean and an rstd of 0; another row's elements may be anything.
+            # A row that is not inside has a mean and an rstd of 0.
             x_hat = tl.where(keep[None, :], (x - mean[:, None]) * rstd[:, None], 0.0)
-            if PERIOD > 1:
-                dy = tl.where(keep[None, :], dy, 0.0)
         if WANTS_DX:
             wdy = dy * w[None, :]
-            if PERIOD > 1:  # a row must have the same bits wherever it lies
-                c1, c2 = _sum_in_any_order(wdy, COLS), _sum_in_any_order(wdy * x_hat, COLS)
-            else:
-                c1, c2 = tl.sum(wdy, axis=1), tl.sum(wdy * x_hat, axis=1)
-            c1, c2 = c1 / cols, c2 / cols
+            c1, c2 = tl.sum(wdy, axis=1) / cols, tl.sum(wdy * x_hat, axis=1) / cols
             dx = (rstd[:, None] * (wdy - c1[:, None] - x_hat * c2[:, None])).to(dx_ptr.dtype.element_ty)
-            place = dx_ptr + (first * dx_step - shift) // VECTOR * VECTOR + dx_at
+            place = dx_ptr + first * dx_step // VECTOR * VECTOR + dx_at
             if EVEN:
                 tl.store(place, dx)
             else:
-                tl.store(place, dx, mask=inside[:, None] & whole[None, :])
-            if PERIOD > 1:
-                tl.store(place, dx, mask=inside[:, None] & (keep & ~whole)[None, :])
+                tl.store(place, dx, mask=mask)
         if COLUMNS:
             dw += dy * x_hat
             db += dy
     if COLUMNS:
-        place = partials_ptr + program.to(tl.int64) * 2 * cols * groups + beside + col
+        place = partials_ptr + program.to(tl.int64) * 2 * cols * groups + beside + lane
         tl.store(place, tl.sum(dw, axis=0), mask=keep)
         tl.store(place + cols * groups, tl.sum(db, axis=0), mask=keep)
 
@@ -203,11 +165,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows,
             "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs, "STAGES": tiling.num_stages,
             "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols, "VECTOR": tiling.vector,
-            "PERIOD": tiling.period, "ALIGNED": False,
         }  # fmt: skip
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step, 1, 1)
-        launch = Launch(rows_of_groups, (tiling.programs,), arguments, constants, tiling.num_warps, aligned="ALIGNED")
-        steps.append(launch._replace(registers=tiling.registers))
+        steps.append(Launch(rows_of_groups, (tiling.programs,), arguments, constants, tiling.num_warps))
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
         arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)

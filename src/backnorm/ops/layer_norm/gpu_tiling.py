@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
 from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
-from .tiling import ROWS_OF, lay_out_rows
+from .tiling import lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
@@ -18,9 +18,10 @@ TILE = 4096
 #: Programs that share the rows: two for each multiprocessor, one where a row fills it (204 against 219
 #: microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 2 * MULTIPROCESSORS, MULTIPROCESSORS, 8192
-#: Registers of a thread with which two programs of 8 warps share a multiprocessor; for the ends of rows that do not
-#: begin on 16 bytes the compiler would take 171, though it spills none of these (bfloat16) or two (float32).
-HALF_OF_THEM = 128
+#: Warps, by columns of a tile at most and whether rows come in vectors of 16 bytes. Element by element, addresses take
+#: registers: with 4 warps 264 microseconds at 20000 x 525 in float32 instead of 84, with 8 25 instead of 23 at 1403 x
+#: 2137 in float16, and 109 instead of 104 at 4096 x 4275 in float32 (trials by hand).
+WARPS = {True: ((2048, 4), (LONGEST_WHOLE_ROW, 8)), False: ((128, 4), (2048, 8), (LONGEST_WHOLE_ROW, 16))}
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
 #: multiprocessor, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
 #: the columns, 126 with half the columns and two programs a multiprocessor.
@@ -43,33 +44,16 @@ class Tiling(NamedTuple):
     #: Whether a program has more wide rows than one run, and how many partials all write.
     long: bool
     partial_count: int
-    #: Elements of a vector of 16 bytes, and after how many rows one begins as far from such a vector again. 1 and 1
-    #: where rows do not step alike or are shared, and where the compiler sees for itself that all begin with one.
+    #: Elements that every row is a multiple of, and begins at one: those of 16 bytes, or 1.
     vector: int
-    period: int
     num_warps: int
     num_stages: int
-    #: Of a thread at most, where the compiler would take more.
-    registers: int | None
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
     #: [row][chunk].
     partials: int
     gathered: int
     words: int
     workspace_bytes: int
-
-
-def _vectors(call: Call, writes: tuple[str, ...], rows: int, cols: int, steps: tuple[int, int, int]) -> tuple[int, int]:
-    """`vector` and `period` of rows that stay in one program's registers."""
-    used = {name: step for name, step in zip(ROWS_OF, steps) if name in writes or name != "gradInputOut"}
-    sizes = {itemsize(call.values[name].dtype) for name in used}
-    vector = 16 // max(sizes)
-    whole = gcd(cols, vector)
-    alike = len(sizes) == 1 and (rows == 1 or all((step - cols) % vector == 0 for step in used.values()))
-    seen = all(step % 16 == 0 for step in (cols, *used.values()))
-    if not alike or seen or power_of_two(cols + vector - whole) > LONGEST_WHOLE_ROW:
-        return 1, 1
-    return vector, vector // whole
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -89,9 +73,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     # Results of 16 bits do not show what runs gain; long rows' partials would take a tenth of the time.
     shows = any(itemsize(call.values[name].dtype) == 4 for name in columns)
     wide = cols > LONGEST_WHOLE_ROW
-    vector, period = (1, 1) if wide else _vectors(call, writes, rows, cols, steps)
-    # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
-    num_stages = 3 if vector > 1 or all(step % 16 == 0 for step in (cols, *steps)) else 1
+    size = max(itemsize(call.values[name].dtype) for name in ("gradOut", "input"))
+    in_vectors = all(step % (16 // size) == 0 for step in (cols, *steps))
+    vector = 16 // size if in_vectors else 1
+    num_stages = 3 if in_vectors else 1  # elements of 2 bytes cannot be copied ahead, those of 4 fill the registers
     if wide:
         tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
@@ -100,21 +85,19 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         long = shows and runs > 1
         partial_count = programs * runs if long else programs
     else:
-        tile_cols = max(16, power_of_two(cols + vector - vector // period))
+        tile_cols = max(16, power_of_two(cols))
         tile_rows = max(1, TILE // tile_cols)
-        num_warps = 4 if tile_cols <= 2048 else 8
+        num_warps = next(warps for most, warps in WARPS[in_vectors] if tile_cols <= most)
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
-        tiles = -(-rows // (period * tile_rows))
-        programs //= period
+        tiles = -(-rows // tile_rows)
         if shows and tile_rows > 1:
             programs = in_runs(tiles, programs, 1)
-        programs = min(rows, period * min(programs, tiles))
+        programs = min(tiles, programs)
         chunks, partial_count, long = 0, programs, False
-    registers = HALF_OF_THEM if period > 1 and num_warps == 8 and tile_cols < LONG_ROW else None
     partials = parts.take(partial_count * 2 * cols * 4 if columns else 0)
     gathered = parts.take(gathered_bytes(partial_count, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
         rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, long, partial_count,
-        vector, period, num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
+        vector, num_warps, num_stages, partials, gathered, words, parts.bytes,
     )  # fmt: skip
