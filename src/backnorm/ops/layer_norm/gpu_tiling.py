@@ -19,8 +19,8 @@ TILE = 4096
 #: microseconds at 16384 x 8192 in bfloat16).
 PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 2 * MULTIPROCESSORS, MULTIPROCESSORS, 8192
 #: Warps, by columns of a tile at most and whether rows come in vectors of 16 bytes. Element by element, addresses take
-#: registers: with 4 warps 264 microseconds at 20000 x 525 in float32 instead of 84, with 8 25 instead of 23 at 1403 x
-#: 2137 in float16, and 109 instead of 104 at 4096 x 4275 in float32 (trials by hand).
+#: registers: with 4 warps 264 microseconds at 20000 x 525 in float32 instead of 84, with 8 103 instead of 95 at 4096 x
+#: 4275 in float16 (trials by hand).
 WARPS = {True: ((2048, 4), (LONGEST_WHOLE_ROW, 8)), False: ((128, 4), (2048, 8), (LONGEST_WHOLE_ROW, 16))}
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
 #: multiprocessor, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
