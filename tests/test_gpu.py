@@ -154,8 +154,7 @@ UNALIGNED = [
 def test_rows_that_do_not_begin_on_16_bytes(
     rows: int, cols: int, dy_gap: int, gap: int, past: int, bad: int | None, dtype: str, monkeypatch: Any
 ) -> None:
-    """Vectors of 16 bytes hold elements of other rows and of what lies around a tensor: none of them counts, and none
-    is written."""
+    """Elements of other rows and of what lies around a tensor: none of them counts, and none is written."""
     monkeypatch.setattr(ln_tiling, "PROGRAMS", 16)  # so that they have several tiles
     kind = DTYPES[dtype]
     dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
@@ -275,16 +274,17 @@ def test_groups_that_some_programs_share(
 
 on_gpu_alone = pytest.mark.skipif(not ON_GPU, reason="written in Gluon, which has no interpreter")
 #: Groups of one to sixteen of a block, wider than a tile's first choice, of half a vector; a part or many; few samples
-#: and several runs of them; blocks that take turns.
+#: and several runs of them; blocks that take turns. Groups of 2048 bytes, and vectors of two groups, in one size alone.
 HELD = [
     (3, 64, 300, 8), (2, 64, 131, 4), (5, 48, 900, 2), (2, 160, 1000, 8), (3, 512, 70, 1), (9, 24, 3000, 1),
-    (130, 64, 520, 8), (3, 1024, 3136, 128), (2, 128, 16384, 32), (1, 32, 20000, 1), (7, 96, 1, 1), (2, 1024, 64, 2),
+    (130, 64, 520, 8), (3, 1024, 3136, 128), (2, 128, 16384, 32), (1, 32, 20000, 1), (2, 1024, 64, 2),
 ]  # fmt: skip
+HELD_CASES = [(*shape, dtype) for shape in HELD for dtype in DTYPES]
+HELD_CASES += [(2, 2048, 64, 2, "bfloat16"), (3, 80, 600, 8, "float32")]
 
 
 @on_gpu_alone
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "c", "hw", "group"), HELD)
+@pytest.mark.parametrize(("n", "c", "hw", "group", "dtype"), HELD_CASES)
 def test_pixels_that_programs_hold(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +295,31 @@ def test_pixels_that_programs_hold(
     assert held
 
 
+@pytest.mark.parametrize(("n", "c", "hw", "group", "dtype"), HELD_CASES)
+def test_all_of_them_are_held(n: int, c: int, hw: int, group: int, dtype: str) -> None:
+    images = Images(True, {"input": (c * hw, c)}, {})
+    assert gn_tiling._hold(n, group, c // group, hw, DTYPES[dtype].itemsize, images)
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_an_infinite_rstd_makes_infinities_of_its_group_alone(pixels: bool) -> None:
+    n, c, hw, group = 2, 64, 600, 2
+    x = _image(n, c, hw, pixels, torch.float32, 1)
+    rstd = torch.ones(n, group, device=DEVICE)
+    rstd[1, 0] = float("inf")
+    values = {
+        "gradOut": x, "input": x, "mean": torch.zeros(n, group, device=DEVICE), "rstd": rstd, "gamma": None, "N": n,
+        "C": c, "HxW": hw, "group": group, "outputMask": (True, False, False),
+    }  # fmt: skip
+    dx = torch.full_like(x, float("nan"))
+    _run("group_norm_backward", values, {"gradInput": dx})
+    golden = torch.from_numpy(gn.reference(_numpy(values))["gradInput"]).reshape(n, c, hw)
+    assert torch.equal(dx.cpu().isnan(), golden.isnan())
+    assert torch.equal(dx.cpu().isinf(), golden.isinf())
+    assert golden[1, : c // 2].isfinite().sum() == 0
+    assert dx[0].isfinite().all()
+
+
 @on_gpu_alone
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 33])
 @pytest.mark.parametrize("dtype", SIZES)
@@ -302,7 +327,9 @@ def test_held_pixels_of_strided_views_in_many_turns(n: int, dtype: str, monkeypa
     """Every tensor with steps of its own, few programs, parts of all lengths."""
     held = _count_held(monkeypatch)
     c, hw, group, kind = 64, 230, 4, DTYPES[dtype]
-    for programs, turns in ((10, gn_tiling.HELD_TURNS), (24, ((2, 1),)), (40, ((1, 1),)), (7, ((5, 0),))):
+    few = ((1, 1),)
+    for programs, turns in ((10, gn_tiling.HELD_TURNS), (24, ((2, 1),)), (40, few), (16, few), (7, ((5, 0),))):
+        held.clear()
         monkeypatch.setattr(gn_tiling, "HELD_PROGRAMS", programs)
         monkeypatch.setattr(gn_tiling, "HELD_TURNS", turns)
         monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
@@ -318,7 +345,7 @@ def test_held_pixels_of_strided_views_in_many_turns(n: int, dtype: str, monkeypa
         _run("group_norm_backward", values, outputs)
         _judge(gn, values, outputs)
         assert torch.equal(dx.transpose(1, 2)._base[:, :, c:], beside)
-    assert held
+        assert held
 
 
 @on_gpu_alone
@@ -680,15 +707,18 @@ def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypat
 
 @on_gpu
 def test_programs_that_wait_for_each_other_on_many_streams() -> None:
-    calls = [_layer_norm_call(300 + i, 40000) for i in range(8)]
-    alone = [_bits(backnorm.layer_norm_backward(*call)) for call in calls]
+    wide: Any = backnorm.layer_norm_backward
+    calls = [(wide, _layer_norm_call(300 + i, 40000)) for i in range(6)]
+    name = "group_norm_backward of held pixels"
+    calls += [(backnorm.group_norm_backward, CALLS[name]()) for _ in range(6)]
+    alone = [_bits(function(*call)) for function, call in calls]
     streams = [torch.cuda.Stream() for _ in calls]
     for _ in range(10):
         results = []
-        for call, stream in zip(calls, streams):
+        for (function, call), stream in zip(calls, streams):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                results.append(backnorm.layer_norm_backward(*call))
+                results.append(function(*call))
         torch.cuda.synchronize()
         assert [_bits(result) for result in results] == alone
 
@@ -790,6 +820,18 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert float(dx[-1].abs().max()) == 1  # 1 - 1 - 1 * 1
     assert not dx[:-1].any()
     assert torch.isinf(db).all()  # 2**21 is past the largest float16
+
+
+@on_gpu
+def test_held_pixels_of_more_than_two_to_the_31_elements() -> None:
+    n, c, hw, groups = 2700, 256, 3136, 32
+    some = _random((hw, c), torch.bfloat16, 1)
+    dy = some.expand(n, hw, c).contiguous().transpose(1, 2)
+    x = dy.clone()  # as it lies
+    mean, rstd = torch.zeros(n, groups, device=DEVICE), torch.ones(n, groups, device=DEVICE)
+    dx = backnorm.group_norm_backward(dy, x, mean, rstd, None, n, c, hw, groups, [True, False, False])[0]
+    alone = backnorm.group_norm_backward(dy[:1], x[:1], mean[:1], rstd[:1], None, 1, c, hw, groups)[0]
+    assert all(torch.equal(dx[i : i + 1], alone) for i in (0, 1, n // 2, n - 1))
 
 
 @on_gpu

@@ -3,8 +3,9 @@
 A row or group too large for one program is shared by some, all of which run at a time. Each writes its two float32 sums
 as one word of 64 bits, so that a word is either there or not (EMPTY), and no order of writes matters. Others look for
 it one step later, when it has long arrived: waiting for it at once cost more than reading the tensors a second time.
-Where the programs cannot all run at a time, or in Triton's interpreter, a launch writes all words and a second reads
-them, with the same kernel and, where rows or planes begin on 16 bytes, the same bits.
+(Held pixels of large images, whose parts fill shared memory, wait: other programs of the multiprocessor go on.) Where
+the programs cannot all run at a time, or in Triton's interpreter, a launch writes all words and a second reads them,
+with the same kernel and, where rows or planes begin on 16 bytes, the same bits.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ def prepare(
                 return run(pointers, stream)
         try:
             if aligned not in compiled:
-                fitting = _fitting(_on(launches, aligned), *room)
+                # Before 8.0, there are no copies ahead to shared memory.
+                fitting = _fitting(_on(launches, aligned and properties.major >= 8), *room)
                 compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in fitting]
             queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:

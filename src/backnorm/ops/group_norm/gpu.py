@@ -9,7 +9,7 @@ group, dx.
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -24,8 +24,9 @@ from .._launch import Launch, Pointer, in_vectors, pointer_to
 from .._program import WORKSPACE
 from .._tiles import TILES_OF_A_RUN, power_of_two
 from ..layer_norm.gpu import rows_of_groups
+from . import gpu_tiling
 from .gpu_held import hold
-from .gpu_tiling import HELD_EACH, HELD_PIECES, HELD_REGISTERS, HELD_SLOTS, HELD_WARPS, Held, Tiling
+from .gpu_tiling import STAGES, Held, Rows, Shared, Split, Tiling, Twice, Whole
 
 
 @triton.jit
@@ -367,42 +368,123 @@ def _shared(
             dy_before, x_before, mean_before, rstd_before, gamma_before = dy, x, mean, rstd, gamma
 
 
-def _hold(
-    tiling: Tiling, held: Held, pointers: tuple[Pointer, ...], gathered: Pointer, dgamma: Pointer | None,
-    dbeta: Pointer | None, has_w: bool, share: float, otherwise: list[Launch],
-) -> list[Launch]:  # fmt: skip
-    """Pixels in shared memory, or where addresses are no multiples of 16 these other launches."""
-    n, groups, width, channels = tiling.samples, tiling.groups, tiling.group_channels, tiling.channels
-    *_, words, partials = pointers
-    steps = [tiling.images.steps[name] for name in ("gradOut", "input", "gradInput")]
+class _Call(NamedTuple):
+    """What the launches of all ways have in common."""
+
+    tiling: Tiling
+    #: gradOut, input, mean, rstd and gamma, or mean again.
+    inputs: tuple[Pointer, ...]
+    dx: Pointer
+    partials: Pointer
+    has_w: bool
+    wants_dx: bool
+    #: From sample to sample and from channel to channel or element to element, of gradOut and input, and of dx.
+    in_steps: tuple[int, ...]
+    out_steps: tuple[int, ...]
+
+    @property
+    def share(self) -> float:
+        return 1.0 / (self.tiling.group_channels * self.tiling.image)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.tiling.groups, self.tiling.group_channels, self.tiling.image
+
+
+def _as_rows(call: _Call, way: Rows, columns: bool) -> list[Launch]:
+    n, (groups, width, image) = call.tiling.samples, call.sizes
+    constants = {
+        "HAS_W": call.has_w, "WANTS_DX": call.wants_dx, "COLUMNS": columns, "ROWS": way.rows, "COLS": way.cols,
+        "PROGRAMS": way.programs, "STAGES": STAGES, "EVEN": n % way.rows == 0 and width * image == way.cols,
+        "VECTOR": call.tiling.vector,
+    }  # fmt: skip
+    steps = (*call.in_steps[::2], call.out_steps[0])
+    numbers = (*call.inputs, call.dx, call.partials, n, width * image, *steps, groups, image)
+    return [Launch(rows_of_groups, (way.programs, groups), numbers, constants, way.num_warps)]
+
+
+def _in_registers(call: _Call, way: Whole) -> list[Launch]:
+    constants = {
+        "HAS_W": call.has_w, "WANTS_DX": call.wants_dx, "PIXELS": call.tiling.images.pixels, "ROWS": way.rows,
+        "COLS": way.cols,
+    }  # fmt: skip
+    numbers = (*call.inputs, call.dx, call.partials, *call.sizes, call.share, *call.in_steps, *call.out_steps)
+    return [Launch(_whole_group, (call.tiling.samples * call.tiling.groups,), numbers, constants, way.num_warps)]
+
+
+def _by_some(call: _Call, way: Shared) -> list[Launch]:
+    words, count = Pointer(WORKSPACE, call.tiling.words, DataType.INT64), call.tiling.samples * call.tiling.groups
     numbers = (
-        *pointers, n, held.stride, groups, held.blocks, held.lanes, tiling.image, share, held.parts, held.runs,
-        *[step // tiling.vector for pair in steps for step in pair],
+        *call.inputs, call.dx, words, call.partials, count, way.lanes, *call.sizes, call.share, way.pieces, way.parts,
+        *call.in_steps, *call.out_steps,
     )  # fmt: skip
 
     def launch(SUMS: bool, DX: bool) -> Launch:
         constants = {
-            "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "GROUPS": held.groups, "WIDTH": width,
-            "UNIT": gcd(width, tiling.vector), "ROWS": held.rows, "COLS": held.cols, "PIECES": HELD_PIECES,
-            "TILES": held.tiles, "SLOTS": HELD_SLOTS, "LAG": held.lag, "PARTS": power_of_two(held.parts),
-            "VECTOR": tiling.vector, "FULL": held.groups * width == held.cols and groups % held.groups == 0,
-            "SAME": steps[0] == steps[1],
+            "HAS_W": call.has_w, "SUMS": SUMS, "DX": DX, "ROWS": way.rows, "COLS": way.cols,
+            "PARTS": power_of_two(way.parts), "EVEN": way.even, "STAGES": STAGES,
         }  # fmt: skip
-        grid = (held.stride * held.lanes * held.parts,)
-        return Launch(hold, grid, numbers, constants, HELD_WARPS, registers=HELD_REGISTERS, each=HELD_EACH)
+        return Launch(_shared, (way.lanes * way.parts,), numbers, constants, gpu_tiling.PART_WARPS)
 
     apart = [launch(SUMS=True, DX=False), launch(SUMS=False, DX=True)]
-    kernels = exchange(words, n * held.blocks * held.parts * held.groups, launch(SUMS=True, DX=True), apart)
-    if dgamma or dbeta:
-        count = held.runs * held.stride * held.parts
-        kernels += finish_sums(partials, gathered, count, 2 * channels, channels, channels, dbeta, None, dgamma)
-    return in_vectors(kernels, otherwise)
+    return exchange(words, count * way.parts, launch(SUMS=True, DX=True), apart)
+
+
+def _by_one_twice(call: _Call, way: Twice) -> list[Launch]:
+    long = -(-call.tiling.image // way.cols) > TILES_OF_A_RUN
+    constants = {
+        "HAS_W": call.has_w, "ROWS": way.rows, "COLS": way.cols, "EVEN": way.even, "STAGES": way.stages, "LONG": long,
+    }  # fmt: skip
+    numbers = (*call.inputs, call.dx, call.partials, *call.sizes, call.share, *call.in_steps, *call.out_steps)
+    grid = (call.tiling.samples * call.tiling.groups,)
+    return [Launch(_group_twice, grid, numbers, constants, gpu_tiling.TWICE_WARPS)]
+
+
+def _by_all_twice(call: _Call, way: Split) -> list[Launch]:
+    n, pixels, (groups, width, _) = call.tiling.samples, call.tiling.images.pixels, call.sizes
+    group_sums = Pointer(WORKSPACE, call.tiling.group_sums, F32)
+    across = -(-call.tiling.channels // (way.cols if pixels else way.rows))
+    sizes = {"HAS_W": call.has_w, "PIXELS": pixels, "ROWS": way.rows, "COLS": way.cols}
+    numbers: tuple[Any, ...] = (*call.inputs, call.partials, *call.sizes, way.splits, *call.in_steps)
+    constants = {**sizes, "EVEN": way.even, "TILES": way.tiles, "STAGES": way.stages}
+    kernels = [Launch(_split_sums, (n * way.splits * across,), numbers, constants, gpu_tiling.SPLIT_WARPS)]
+    if call.wants_dx:
+        constants = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
+        numbers = (call.partials, group_sums, groups, width, call.share, way.splits)
+        kernels.append(Launch(_group_sums, (n * groups,), numbers, constants, 1))
+        constants = {**sizes, "EVEN": way.dx_even, "TILES": way.dx_tiles}
+        numbers = (*call.inputs, call.dx, group_sums, *call.sizes, way.dx_splits, *call.in_steps, *call.out_steps)
+        kernels.append(Launch(_split_dx, (n * way.dx_splits * across,), numbers, constants, gpu_tiling.SPLIT_WARPS))
+    return kernels
+
+
+def _in_shared_memory(call: _Call, held: Held) -> list[Launch]:
+    n, (groups, width, image) = call.tiling.samples, call.sizes
+    vector, words = call.tiling.vector, Pointer(WORKSPACE, call.tiling.words, DataType.INT64)
+    numbers = (
+        *call.inputs, call.dx, words, call.partials, n, held.stride, groups, held.blocks, held.lanes, image, call.share,
+        held.parts, held.runs, *[step // vector for step in (*call.in_steps, *call.out_steps)],
+    )  # fmt: skip
+
+    def held_by(SUMS: bool, DX: bool) -> Launch:
+        constants = {
+            "HAS_W": call.has_w, "SUMS": SUMS, "DX": DX, "GROUPS": held.groups, "WIDTH": width,
+            "UNIT": gcd(width, vector), "ROWS": held.rows, "COLS": held.cols, "PIECES": gpu_tiling.HELD_PIECES,
+            "TILES": held.tiles, "SLOTS": gpu_tiling.HELD_SLOTS, "LAG": held.lag, "PARTS": power_of_two(held.parts),
+            "VECTOR": vector, "FULL": held.groups * width == held.cols and groups % held.groups == 0,
+            "SAME": call.in_steps[:2] == call.in_steps[2:],
+        }  # fmt: skip
+        grid = (held.stride * held.lanes * held.parts,)
+        launch = Launch(hold, grid, numbers, constants, gpu_tiling.HELD_WARPS, each=gpu_tiling.HELD_EACH)
+        return launch._replace(registers=gpu_tiling.HELD_REGISTERS)
+
+    apart = [held_by(SUMS=True, DX=False), held_by(SUMS=False, DX=True)]
+    return exchange(words, n * held.blocks * held.parts * held.groups, held_by(SUMS=True, DX=True), apart)
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
-    images, channels, values = tiling.images, tiling.channels, call.values
-    n, groups, width, hw = tiling.samples, tiling.groups, tiling.group_channels, tiling.image
-    shape = (n, channels, hw)
+    images, channels, image, values, way = tiling.images, tiling.channels, tiling.image, call.values, tiling.way
+    n, shape = tiling.samples, (tiling.samples, channels, image)
 
     def pointer(name: str) -> Pointer:
         return pointer_to(name, values[name], images.packed, tiling.packed)
@@ -415,82 +497,37 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         if name not in writes:
             steps += copy_in(name, values[name], tiling.packed[name])
     has_w, wants_dx = values["gamma"] is not None, "gradInput" in writes
-    dy, x, mean, rstd = (pointer(name) for name in ("gradOut", "input", "mean", "rstd"))
-    gamma, dx = pointer("gamma") if has_w else mean, pointer("gradInput") if wants_dx else x
-    partials, group_sums = Pointer(WORKSPACE, tiling.partials, F32), Pointer(WORKSPACE, tiling.group_sums, F32)
-    inputs, in_steps = (dy, x, mean, rstd, gamma), (*images.steps["gradOut"], *images.steps["input"])
-    out_steps = images.steps["gradInput"] if wants_dx else (0, 0)
-    rows, cols, share = tiling.tile_rows, tiling.tile_cols, 1.0 / (width * hw)
+    inputs = tuple(pointer(name) for name in ("gradOut", "input", "mean", "rstd", "gamma" if has_w else "mean"))
+    partials, gathered = Pointer(WORKSPACE, tiling.partials, F32), Pointer(WORKSPACE, tiling.gathered, F32)
+    common = _Call(
+        tiling, inputs, pointer("gradInput" if wants_dx else "input"), partials, has_w, wants_dx,
+        (*images.steps["gradOut"], *images.steps["input"]), images.steps["gradInput"] if wants_dx else (0, 0),
+    )  # fmt: skip
     dgamma, dbeta = (pointer(name) if name in writes else None for name in ("gradGammaOut", "gradBetaOut"))
-    gathered, words = Pointer(WORKSPACE, tiling.gathered, F32), Pointer(WORKSPACE, tiling.words, DataType.INT64)
-    kernels: list[Launch] = []
-    numbers: tuple[Any, ...]
-    if tiling.as_rows:
-        constants: dict[str, Any] = {
-            "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": len(writes) > wants_dx, "ROWS": rows, "COLS": cols,
-            "PROGRAMS": tiling.splits, "STAGES": tiling.stages, "EVEN": n % rows == 0 and width * hw == cols,
-            "VECTOR": tiling.vector,
-        }  # fmt: skip
-        numbers = (*inputs, dx, partials, n, width * hw, *in_steps[::2], out_steps[0], groups, hw)
-        kernels.append(Launch(rows_of_groups, (tiling.splits, groups), numbers, constants, tiling.num_warps))
-    elif tiling.whole:
-        kernels.append(
-            Launch(
-                _whole_group, (n * groups,), (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps),
-                {"HAS_W": has_w, "WANTS_DX": wants_dx, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols},
-                tiling.num_warps,
-            )
-        )  # fmt: skip
-    elif tiling.parts:
-        parts = tiling.parts
-        numbers = (
-            *inputs, dx, words, partials, n * groups, tiling.lanes, groups, width, hw, share, tiling.splits, parts,
-            *in_steps, *out_steps,
-        )  # fmt: skip
 
-        def shared(SUMS: bool, DX: bool) -> Launch:
-            constants = {
-                "HAS_W": has_w, "SUMS": SUMS, "DX": DX, "ROWS": rows, "COLS": cols, "PARTS": power_of_two(parts),
-                "EVEN": tiling.even, "STAGES": tiling.stages,
-            }  # fmt: skip
-            return Launch(_shared, (tiling.lanes * parts,), numbers, constants, tiling.num_warps)
+    def finish(count: int, sums: int) -> list[Launch]:
+        """dgamma and dbeta of so many partials of so many sums of each channel."""
+        if not dgamma and not dbeta:
+            return []
+        return finish_sums(partials, gathered, count, sums * channels, channels, channels, dbeta, None, dgamma)
 
-        apart = [shared(SUMS=True, DX=False), shared(SUMS=False, DX=True)]
-        kernels += exchange(words, n * groups * parts, shared(SUMS=True, DX=True), apart)
-    elif tiling.twice:
-        constants = {"HAS_W": has_w, "ROWS": rows, "COLS": cols, "EVEN": tiling.even, "STAGES": tiling.stages}
-        constants["LONG"] = -(-hw // cols) > TILES_OF_A_RUN
-        numbers = (*inputs, dx, partials, groups, width, hw, share, *in_steps, *out_steps)
-        kernels.append(Launch(_group_twice, (n * groups,), numbers, constants, tiling.num_warps))
-    else:
-        across = -(-channels // (cols if images.pixels else rows))
-        sizes = {"HAS_W": has_w, "PIXELS": images.pixels, "ROWS": rows, "COLS": cols}
-        numbers = (*inputs, partials, groups, width, hw, tiling.splits, *in_steps)
-        constants = {**sizes, "EVEN": tiling.even, "TILES": tiling.tiles, "STAGES": tiling.stages}
-        kernels.append(Launch(_split_sums, (n * tiling.splits * across,), numbers, constants, tiling.num_warps))
-        if wants_dx:
-            summed = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
-            numbers = (partials, group_sums, groups, width, share, tiling.splits)
-            kernels.append(Launch(_group_sums, (n * groups,), numbers, summed, 1))
-            numbers = (*inputs, dx, group_sums, groups, width, hw, tiling.dx_splits, *in_steps, *out_steps)
-            constants = {**sizes, "EVEN": tiling.dx_even, "TILES": tiling.dx_tiles}
-            grid = (n * tiling.dx_splits * across,)
-            kernels.append(Launch(_split_dx, grid, numbers, constants, tiling.num_warps))
-    if dgamma or dbeta:
-        all_columns = channels * hw
-        if tiling.as_rows:
+    if isinstance(way, Rows):
+        kernels = _as_rows(common, way, bool(dgamma or dbeta))
+        if dgamma or dbeta:
             kernels += finish_sums(
-                partials, gathered, tiling.splits, 2 * all_columns, all_columns, channels, dgamma, None, dbeta,
-                inner=hw, inner_step=1, col_step=hw,
+                partials, gathered, way.programs, 2 * channels * image, channels * image, channels, dgamma, None, dbeta,
+                inner=image, inner_step=1, col_step=image,
             )  # fmt: skip
-        else:
-            kernels += finish_sums(
-                partials, gathered, n * tiling.splits, 4 * channels, channels, channels, dbeta, None, dgamma
-            )
+    elif isinstance(way, Whole):
+        kernels = _in_registers(common, way) + finish(n, 4)
+    elif isinstance(way, Shared):
+        kernels = _by_some(common, way) + finish(n * way.pieces, 4)
+    elif isinstance(way, Twice):
+        kernels = _by_one_twice(common, way) + finish(n, 4)
+    else:
+        kernels = _by_all_twice(common, way) + finish(n * way.splits, 4)
     if tiling.held:
-        kernels = _hold(
-            tiling, tiling.held, (*inputs, dx, words, partials), gathered, dgamma, dbeta, has_w, share, kernels
-        )
+        kernels = in_vectors(_in_shared_memory(common, tiling.held) + finish(tiling.held.partials, 2), kernels)
     steps += kernels
     if "gradInput" in images.packed:
         steps += copy_images("gradInput", values["gradInput"], images, shape, False)

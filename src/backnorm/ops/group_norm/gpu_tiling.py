@@ -37,6 +37,7 @@ STAGES = 3
 #: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
 #: cache holds, before the next, was slower: 108 against 79 microseconds at 32 x 256 x 3136 in bfloat16.
 TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
+SPLIT_WARPS = 4
 #: Pixels: the same.
 PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 4096, 128, 16, 64, 32
 #: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each
@@ -47,7 +48,7 @@ PART_BYTES, SHARING, PART_WARPS = 32768, MULTIPROCESSORS, 8
 FEWEST_PARTS = {4: 4, 2: 8}
 #: Pixels that programs hold in shared memory: programs of a multiprocessor and of all, their warps and registers of a
 #: thread, bytes of a tile's row (the first that groups fill as well as others), pieces of a tile (16 bytes of a thread
-#: each) and tiles that fit. 58 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
+#: each) and tiles that fit. 59 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
 #: more with two, four or five programs, or with rows of 256 bytes.
 HELD_EACH, HELD_PROGRAMS, HELD_WARPS, HELD_REGISTERS = 3, 3 * MULTIPROCESSORS, 4, 168
 HELD_ROWS, HELD_PIECES, HELD_SLOTS = (128, 256, 512, 1024, 2048, 64), 2, 8
@@ -64,6 +65,61 @@ HELD_GROUPS, HELD_WORDS, HELD_UNITS, HELD_FULL = 16, 2048, 2, 0.6
 HELD_RUN = 8
 #: Programs for the whole call, if it has work for them.
 PROGRAMS = 8 * MULTIPROCESSORS
+
+
+class Rows(NamedTuple):
+    """Groups of planes that are LayerNorm's rows: samples and columns of a tile, programs that share the samples."""
+
+    rows: int
+    cols: int
+    programs: int
+    num_warps: int
+
+
+class Whole(NamedTuple):
+    """Groups that stay in one program's registers: rows and columns of its tile."""
+
+    rows: int
+    cols: int
+    num_warps: int
+
+
+class Shared(NamedTuple):
+    """Groups of planes that programs share, and read once."""
+
+    #: Channels and columns of a part, whether parts cover a group without a rest, parts side by side in an image.
+    rows: int
+    cols: int
+    even: bool
+    pieces: int
+    #: Parts of a group, and groups at a time.
+    parts: int
+    lanes: int
+
+
+class Twice(NamedTuple):
+    """Groups of planes that one program reads twice: channels and columns of a tile, whether tiles cover a group."""
+
+    rows: int
+    cols: int
+    even: bool
+    stages: int
+
+
+class Split(NamedTuple):
+    """Groups that all programs read twice, in launches of their own."""
+
+    #: Channels (planes) or elements (pixels) of a tile, and its columns.
+    rows: int
+    cols: int
+    stages: int
+    #: Programs that share an image, tiles of each, whether these cover images and channels; the same for dx.
+    splits: int
+    tiles: int
+    even: bool
+    dx_splits: int
+    dx_tiles: int
+    dx_even: bool
 
 
 class Held(NamedTuple):
@@ -83,6 +139,10 @@ class Held(NamedTuple):
     stride: int
     runs: int
 
+    @property
+    def partials(self) -> int:
+        return self.runs * self.stride * self.parts
+
 
 class Tiling(NamedTuple):
     samples: int
@@ -92,31 +152,13 @@ class Tiling(NamedTuple):
     images: Images
     #: Small tensors that go through a contiguous copy in the workspace, and where.
     packed: dict[str, int]
-    as_rows: bool
-    whole: bool
-    twice: bool
-    #: Channels (planes) or rows (pixels) of a tile, and its columns.
-    tile_rows: int
-    tile_cols: int
-    #: Whether tiles cover the images and channels without a rest, and for dx.
-    even: bool
-    dx_even: bool
     #: Elements of a vector of 16 bytes.
     vector: int
-    #: Programs that share a group and exchange their sums, and how many groups they have at a time.
-    parts: int
-    lanes: int
-    #: Split groups: programs that share an image, tiles of each, and for dx. Groups that are rows: programs that share
-    #: the samples.
-    splits: int
-    tiles: int
-    dx_splits: int
-    dx_tiles: int
-    num_warps: int
-    stages: int
+    way: Rows | Whole | Shared | Twice | Split
+    #: Instead, where large tensors begin at multiples of 16 bytes.
     held: Held | None
-    #: Places in the workspace: sums [sample][split][4][channel], of rows [split][2][column], gathered ones, c1 and c2
-    #: [sample][group][2].
+    #: Places in the workspace: sums [sample][piece or split][4][channel], of rows [program][2][column], of held pixels
+    #: [run][stride][part][2][channel]; gathered ones; c1 and c2 [sample][group][2]; words.
     partials: int
     gathered: int
     group_sums: int
@@ -155,8 +197,9 @@ def _hold(n: int, groups: int, group_channels: int, image: int, size: int, image
     blocks, rows = -(-groups // block), HELD_WARPS * 32 * vector // width
     steps = [step for pair in images.steps.values() for step in pair]
     in_vectors = all(step % vector == 0 for step in (channels, *steps))
-    in_32_bits = all(HELD_PIECES * rows * step < 2**31 for _, step in images.steps.values())
-    if best < HELD_FULL or not in_vectors or not in_32_bits or vector // gcd(group_channels, vector) > HELD_UNITS:
+    in_32_bits = all(HELD_PIECES * rows * abs(step) < 2**31 for _, step in images.steps.values())
+    units = vector // gcd(group_channels, vector)
+    if best < HELD_FULL or not in_vectors or not in_32_bits or units > HELD_UNITS or image < HELD_PIECES * rows:
         return None
     held, least = None, inf
     for tiles, lag in HELD_TURNS:
@@ -175,13 +218,77 @@ def _hold(n: int, groups: int, group_channels: int, image: int, size: int, image
     return held
 
 
+def _as_rows(n: int, groups: int, channels: int, image: int, vector: int, images: Images) -> Rows | None:
+    row = channels // groups * image
+    in_vectors = row % vector == 0 and all(outer % vector == 0 for outer, _ in images.steps.values())
+    contiguous = channels == 1 or all(inner == image for _, inner in images.steps.values())
+    if images.pixels or groups > LARGEST_GRID or image > LARGEST_SMALL_IMAGE or not in_vectors or not contiguous:
+        return None
+    if not SHORTEST_ROW <= row <= LONGEST_WHOLE_ROW:
+        return None
+    cols = max(16, power_of_two(row))
+    rows = max(1, ROWS_TILE // cols)
+    tiles = -(-n // rows)
+    programs = min(tiles, in_runs(tiles, -(-ROW_PROGRAMS // groups), 1))
+    return Rows(rows, cols, programs, 4 if cols <= 2048 else 8)
+
+
+def _whole(group_channels: int, image: int, size: int, pixels: bool) -> Whole | None:
+    rows, cols = power_of_two(group_channels), max(16, power_of_two(image))
+    if pixels:
+        rows, cols = power_of_two(image), rows
+    if rows * cols > LARGEST_WHOLE_GROUP or (pixels and group_channels * size < SHORTEST_RUN):
+        return None
+    return Whole(rows, cols, max(1, min(16, rows * cols // WHOLE_WARP)))
+
+
+def _shared(groups: int, group_channels: int, image: int, size: int) -> Shared | None:
+    rows, cols = _part_of_group(group_channels, image, PART_BYTES // size)
+    pieces = -(-image // cols)
+    parts = -(-group_channels // rows) * pieces
+    if not FEWEST_PARTS[size] <= parts <= SHARING:
+        return None
+    even = image % cols == 0 and group_channels % rows == 0
+    return Shared(rows, cols, even, pieces, parts, min(groups, SHARING // parts))
+
+
+def _twice(group_channels: int, image: int, size: int, stages: int) -> Twice | None:
+    rows = power_of_two(group_channels)
+    most = LARGEST_TWICE if stages > 1 else LARGEST_TWICE // ELEMENT_BY_ELEMENT
+    if 2 * group_channels * image * size > most or rows > TWICE_TILE // 16:
+        return None
+    tile = max(TWICE_TILE, min(2 * TWICE_TILE, TWICE_RUN * rows))
+    cols = min(max(16, power_of_two(image)), tile // rows)
+    return Twice(rows, cols, group_channels % rows == 0 and image % cols == 0, stages)
+
+
+def _split(n: int, channels: int, image: int, pixels: bool, stages: int) -> Split:
+    if pixels:
+        cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
+        rows = PIXEL_TILE // cols
+    else:
+        cols = min(LONGEST_RUN, max(16, power_of_two(image)))
+        rows = min(power_of_two(channels), TILE // cols)
+    length, width = (rows, cols) if pixels else (cols, rows)
+    pieces, most = -(-image // length), MOST_TILES
+    if pixels:
+        most = max(FEWEST_PIXEL_TILES, min(MOST_PIXEL_TILES, pieces // PIXEL_SPLITS))
+    # For dx as many programs as multiprocessors want, with as many tiles as that leaves each. Not so for the sums: a
+    # sample's are the same in any batch.
+    splits = -(-pieces // most)
+    tiles = -(-pieces // splits)
+    dx_tiles, dx_splits = _share(pieces, n * -(-channels // width), PROGRAMS, MOST_TILES)
+    even, dx_even = (channels % width == 0 and image % (length * count) == 0 for count in (tiles, dx_tiles))
+    return Split(rows, cols, stages, splits, tiles, even, dx_splits, dx_tiles, dx_even)
+
+
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
-    n, channels, hw, groups = call.N, call.C, call.HxW, call.group
-    check_length(call, max(channels, hw))
-    parts = Parts()
-    names = ["gradOut", "input", *(["gradInput"] if "gradInput" in writes else [])]
-    images = lay_out({name: call.values[name] for name in names}, n, channels, hw, parts)
-    group_channels = channels // groups
+    n, channels, image, groups, size = call.N, call.C, call.HxW, call.group, itemsize(call.input.dtype)
+    check_length(call, max(channels, image))
+    parts, wants_dx = Parts(), "gradInput" in writes
+    names = ["gradOut", "input", *(["gradInput"] if wants_dx else [])]
+    images = lay_out({name: call.values[name] for name in names}, n, channels, image, parts)
+    group_channels, vector, pixels = channels // groups, 16 // size, images.pixels
     packed = {}
     for name, count in (
         ("mean", n * groups), ("rstd", n * groups), ("gamma", channels), ("gradGammaOut", channels),
@@ -190,87 +297,33 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         desc = call.values[name]
         if desc is not None and (name in writes or not name.startswith("grad")) and row_step(desc, 1, count) is None:
             packed[name] = parts.take(count * itemsize(desc.dtype))
-    rows, cols = power_of_two(group_channels), max(16, power_of_two(hw))
-    if images.pixels:
-        rows, cols = power_of_two(hw), rows
-    run_bytes = group_channels * itemsize(call.input.dtype)
-    whole = rows * cols <= LARGEST_WHOLE_GROUP and (not images.pixels or run_bytes >= SHORTEST_RUN)
-    splits, tiles, dx_splits, dx_tiles, num_warps = 1, 1, 1, 1, max(1, min(16, rows * cols // WHOLE_WARP))
-    vectors = all(step % 16 == 0 for steps in images.steps.values() for step in steps)
-    vector, row = 16 // itemsize(call.input.dtype), group_channels * hw
-    as_rows = (
-        not images.pixels
-        and groups <= LARGEST_GRID
-        and hw <= LARGEST_SMALL_IMAGE
-        and SHORTEST_ROW <= row <= LONGEST_WHOLE_ROW
-        and row % vector == 0
-        and all(outer % vector == 0 and (channels == 1 or inner == hw) for outer, inner in images.steps.values())
-    )
-    twice = (
-        not whole
-        and not images.pixels
-        and "gradInput" in writes
-        and 2 * row * itemsize(call.input.dtype) <= (LARGEST_TWICE if vectors else LARGEST_TWICE // ELEMENT_BY_ELEMENT)
-        and rows <= TWICE_TILE // 16
-    )
-    stages = STAGES if vectors else 1
-    parts_of_group, lanes = 0, 0
-    if stages > 1 and not whole and not as_rows and not images.pixels and "gradInput" in writes:
-        part_rows, part_cols = _part_of_group(group_channels, hw, PART_BYTES // itemsize(call.input.dtype))
-        parts_of_group = -(-group_channels // part_rows) * -(-hw // part_cols)
-        if parts_of_group > SHARING or parts_of_group < FEWEST_PARTS[itemsize(call.input.dtype)]:
-            parts_of_group = 0
-    if as_rows:
-        cols, whole, twice = max(16, power_of_two(row)), False, False
-        rows, num_warps, stages = max(1, ROWS_TILE // cols), 4 if cols <= 2048 else 8, STAGES
-        tiles_of_rows = -(-n // rows)
-        splits = min(tiles_of_rows, in_runs(tiles_of_rows, -(-ROW_PROGRAMS // groups), 1))
-    elif parts_of_group:
-        twice, num_warps, rows, cols, splits = False, PART_WARPS, part_rows, part_cols, -(-hw // part_cols)
-        lanes = min(n * groups, SHARING // parts_of_group)
-    elif twice:
-        cols, num_warps = min(cols, max(TWICE_TILE, min(2 * TWICE_TILE, TWICE_RUN * rows)) // rows), TWICE_WARPS
-    elif not whole:
-        num_warps = 4
-        if images.pixels:
-            cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
-            rows = PIXEL_TILE // cols
-            length = rows
-        else:
-            cols = min(LONGEST_RUN, cols)
-            rows = min(power_of_two(channels), TILE // cols)
-            length = cols
-        # For dx as many programs as multiprocessors want, with as many tiles as that leaves each. Not so for the sums:
-        # a sample's are the same in any batch.
-        across, pieces = -(-channels // (cols if images.pixels else rows)), -(-hw // length)
-        most = MOST_TILES
-        if images.pixels:
-            most = max(FEWEST_PIXEL_TILES, min(MOST_PIXEL_TILES, pieces // PIXEL_SPLITS))
-        splits = -(-pieces // most)
-        tiles = -(-pieces // splits)
-        dx_tiles, dx_splits = _share(pieces, n * across, PROGRAMS, MOST_TILES)
-    length, width = (rows, cols) if images.pixels else (cols, rows)
-    fits = (group_channels if twice else channels) % width == 0
-    even, dx_even = fits and hw % (length * tiles) == 0, fits and hw % (length * dx_tiles) == 0
-    if parts_of_group:
-        even = hw % length == 0 and group_channels % width == 0
+    stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
+    way: Rows | Whole | Shared | Twice | Split | None
+    way = _as_rows(n, groups, channels, image, vector, images) or _whole(group_channels, image, size, pixels)
+    if not way and not pixels and wants_dx:
+        if stages > 1:
+            way = _shared(n * groups, group_channels, image, size)
+        way = way or _twice(group_channels, image, size, stages)
+    way = way or _split(n, channels, image, pixels, stages)
     held = None
-    if images.pixels and not whole and "gradInput" in writes:
-        held = _hold(n, groups, group_channels, hw, itemsize(call.input.dtype), images)
-    if as_rows:
-        partials = parts.take(splits * 2 * channels * hw * 4)
-        gathered = parts.take(gathered_bytes(splits, 2 * channels * hw, hw))
-    elif held:  # or split, where addresses are no multiples of 16
-        count = held.runs * held.stride * held.parts
-        partials = parts.take(max(count * 2, n * splits * 4) * channels * 4)
-        gathered = parts.take(max(gathered_bytes(count, 2 * channels), gathered_bytes(n * splits, 4 * channels)))
+    if isinstance(way, Split) and pixels and wants_dx:
+        held = _hold(n, groups, group_channels, image, size, images)
+    if isinstance(way, Rows):
+        partials = parts.take(way.programs * 2 * channels * image * 4)
+        gathered = parts.take(gathered_bytes(way.programs, 2 * channels * image, image))
     else:
-        partials = parts.take(n * splits * 4 * channels * 4)
-        gathered = parts.take(gathered_bytes(n * splits, 4 * channels))
-    group_sums = parts.take(n * groups * 2 * 4)
-    words = parts.take(n * (held.blocks * held.parts * held.groups if held else groups * parts_of_group) * 8)
+        count = n * (way.splits if isinstance(way, Split) else way.pieces if isinstance(way, Shared) else 1)
+        partial, together = count * 4 * channels * 4, gathered_bytes(count, 4 * channels)
+        if held:
+            partial = max(partial, held.partials * 2 * channels * 4)
+            together = max(together, gathered_bytes(held.partials, 2 * channels))
+        partials, gathered = parts.take(partial), parts.take(together)
+    group_sums, words = parts.take(n * groups * 2 * 4), 0
+    if held:
+        words = n * held.blocks * held.parts * held.groups
+    elif isinstance(way, Shared):
+        words = n * groups * way.parts
     return Tiling(
-        n, groups, group_channels, hw, images, packed, as_rows, whole, twice, rows, cols, even, dx_even, vector,
-        parts_of_group, lanes, splits, tiles, dx_splits, dx_tiles, num_warps, stages, held, partials, gathered,
-        group_sums, words, parts.bytes,
+        n, groups, group_channels, image, images, packed, vector, way, held, partials, gathered, group_sums,
+        parts.take(words * 8), parts.bytes,
     )  # fmt: skip

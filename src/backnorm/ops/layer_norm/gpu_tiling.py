@@ -76,7 +76,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     size = max(itemsize(call.values[name].dtype) for name in ("gradOut", "input"))
     in_vectors = all(step % (16 // size) == 0 for step in (cols, *steps))
     vector = 16 // size if in_vectors else 1
-    num_stages = 3 if in_vectors else 1  # elements of 2 bytes cannot be copied ahead, those of 4 fill the registers
+    # Elements of 2 bytes cannot be copied ahead, and those of 4 fill the registers. Of wide rows the compiler sees only
+    # whether they are multiples of 16 elements.
+    num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) or (in_vectors and not wide) else 1
     if wide:
         tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
         chunks = -(-cols // CHUNK)
