@@ -1,0 +1,178 @@
+"""GroupNorm's kernel in Gluon, step by step on NumPy arrays: what the GPU's tests see of it without a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # as test_gpu.py has it
+
+pytest.importorskip("triton")
+
+from backnorm.accuracy import excess
+from backnorm.arrays import describe
+from backnorm.backends import _Cuda
+from backnorm.ops import OPS
+from backnorm.ops._launch import Launch, Pointer
+from backnorm.ops.group_norm import gpu, gpu_held, gpu_tiling
+from backnorm.ops.group_norm import reference as gn
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
+
+from . import gluon_on_numpy
+
+OP = OPS["group_norm_backward"]
+SOURCE = Path(gpu_held.__file__).read_text(encoding="utf-8")
+HOLD = gluon_on_numpy.load(SOURCE, gpu_held.__package__).hold
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+UNTOUCHED = 7.0
+
+
+class Pixels(NamedTuple):
+    """(n, c, hw) whose channels lie side by side, with others behind them."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+
+
+def _pixels(n: int, c: int, hw: int, more: int, kind: torch.dtype, seed: int) -> Pixels:
+    memory = torch.randn(n, hw, c + more, generator=torch.Generator().manual_seed(seed)).to(kind)
+    return Pixels(memory[:, :, :c].transpose(1, 2), memory)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    flat = tensor.reshape(-1)
+    return (flat.float() if tensor.dtype == torch.bfloat16 else flat).numpy().copy()
+
+
+def _check(
+    n: int, c: int, hw: int, group: int, dtype: str, more: tuple[int, int, int] = (0, 0, 0), gamma: Any = None,
+    kernel: Any = HOLD,
+) -> gpu_tiling.Held:  # fmt: skip
+    """Both ways to launch it: dx and the sums of both are the reference's, and nothing else is written."""
+    kind = DTYPES[dtype]
+    dy, x, dx = (_pixels(n, c, hw, gap, kind, seed) for seed, gap in enumerate(more))
+    mean, rstd = (torch.randn(n, group, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
+    small = {"mean": mean, "rstd": rstd, **({} if gamma is None else {"gamma": gamma})}
+    outputs = {"gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c)}
+    tensors = {"gradOut": dy.tensor, "input": x.tensor, "gradInput": dx.tensor, **small, **outputs}
+    numbers = {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True, True, True)}
+    values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
+    values |= {"gamma": values.get("gamma"), "workspaceSize": True, "executor": True, **numbers}
+    plan = make_plan(OP, values, "Any", ARRAYS)
+    tiling = _Cuda(OP.folder).tile(plan.call, plan.writes)
+    (together,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held.hold)
+    held = tiling.held
+    given = {**{k: v.double().numpy() for k, v in tensors.items() if k in (*small, "gradOut", "input")}, **numbers}
+    given.setdefault("gamma", None)
+    golden, terms = gn.reference(given), gn.terms(given)
+    results = []
+    for launches in ([together], together.apart):
+        workspace = np.full(tiling.workspace_bytes + 8, 0xFF, np.uint8)  # as float32: NaN
+        workspace = workspace[-workspace.ctypes.data % 8 :]  # words lie at multiples of 8 bytes
+        words = n * held.blocks * held.parts * held.groups
+        workspace[tiling.words :][: 8 * words].view(np.int64)[:] = -1
+        memory = {"gradOut": _array(dy.memory), "input": _array(x.memory), "gradInput": _array(dx.memory)}
+        memory["gradInput"][:] = UNTOUCHED
+        memory |= {name: _array(tensor) for name, tensor in small.items()}
+        for launch in launches:
+            _run(kernel, launch, memory, workspace, dtype)
+        written = memory["gradInput"].reshape(n, hw, c + more[2])
+        assert (written[:, :, c:] == UNTOUCHED).all()
+        array = written[:, :, :c].transpose(0, 2, 1)
+        array = array.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array
+        assert excess(array, golden["gradInput"].reshape(n, c, hw), terms["gradInput"].reshape(n, c, hw)) <= 1
+        partials = workspace[tiling.partials :][: held.partials * 2 * c * 4].view(np.float32).reshape(-1, 2, c)
+        for i, name in enumerate(("gradBetaOut", "gradGammaOut")):
+            total = partials[:, i].sum(0, dtype=np.float64).astype(np.float32)
+            assert excess(total, golden[name].reshape(c), terms[name].reshape(c)) <= 1, name
+        results.append((array.tobytes(), partials.tobytes()))
+    assert results[0] == results[1]
+    return held
+
+
+def _run(kernel: Any, launch: Launch, memory: dict[str, Any], workspace: Any, name: str) -> None:
+    large = ("gradOut", "input", "gradInput")
+    arguments = []
+    for argument in launch.arguments:
+        if isinstance(argument, Pointer) and argument.name in memory:
+            array = gluon_on_numpy.Memory(memory[argument.name], name if argument.name in large else "float32")
+        elif isinstance(argument, Pointer):
+            words = argument.dtype == gpu.DataType.INT64
+            rest = workspace[argument.offset :]
+            rest = rest[: rest.size // 8 * 8].view(np.int64 if words else np.float32)
+            array = gluon_on_numpy.Memory(rest, "int64" if words else "float32")
+        else:
+            array = argument
+        arguments.append(array)
+    gluon_on_numpy.launch(kernel, launch.grid[0], arguments, launch.constants, launch.num_warps)
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tiling, "LARGEST_WHOLE_GROUP", 0)
+    monkeypatch.setattr(gpu_tiling, "HELD_PROGRAMS", 12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "c", "hw", "group"), [(3, 64, 131, 8), (2, 48, 100, 2), (1, 512, 70, 1), (5, 160, 65, 8)]
+)
+def test_all_parts_make_the_references_sums(n: int, c: int, hw: int, group: int, dtype: str) -> None:
+    gamma = torch.randn(c, generator=torch.Generator().manual_seed(6))
+    _check(n, c, hw, group, dtype, gamma=gamma)
+    gamma[c // 2] = float("inf")
+    _check(n, c, hw, group, dtype, gamma=gamma)
+
+
+@pytest.mark.parametrize("turns", gpu_tiling.HELD_TURNS)
+def test_turns_of_all_lengths(turns: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", (turns,))
+    held = _check(4, 64, 230, 4, "bfloat16", more=(16, 32, 64))
+    assert (held.tiles, held.lag) == turns
+
+
+@pytest.mark.parametrize("n", [1, 16, 17, 18, 33])
+def test_runs_of_samples(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which some programs have one more than others."""
+    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", ((1, 1),))
+    monkeypatch.setattr(gpu_tiling, "HELD_PROGRAMS", 4)
+    held = _check(n, 64, 60, 8, "float16")
+    assert (held.parts, held.stride) == (2, min(n, 2))
+    assert held.runs == -(-n // (held.stride * gpu_tiling.HELD_RUN))
+
+
+def test_blocks_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", ((2, 1),))
+    held = _check(3, 320, 140, 40, "bfloat16", gamma=torch.randn(320))
+    assert (held.blocks, held.lanes) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("wait_group(SLOTS - (LAGS + 1) * TILES)", "wait_group(SLOTS)"),
+        ("wait_group(SLOTS - (LAGS + 1) * TILES)", "wait_group(SLOTS - LAGS * TILES)"),
+        ("slot = (done * TILES + tile) % SLOTS", "slot = (turn * TILES + tile) % SLOTS"),
+        ("first + done * stride, samples, stride", "first + turn * stride, samples, stride"),
+        ("mask = _inside(at < left - place, here, dx_at, FULL)", "mask = _inside(at < left, here, dx_at, FULL)"),
+        ("if turns == (runs - 1) * RUN:", "if turns < 0:"),
+        ("places = words_at + gl.where(there, p * GROUPS + g,", "places = words_at + gl.where(there, p * GROUPS,"),
+    ],
+)
+def test_a_wrong_kernel_is_seen(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", ((2, 1),))
+    monkeypatch.setattr(gpu_tiling, "HELD_PROGRAMS", 4)
+    assert right in SOURCE
+    kernel = gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held.__package__).hold
+    shape: Any = (17, 64, 100, 8, "bfloat16")
+    _check(*shape)
+    with pytest.raises(AssertionError):
+        _check(*shape, kernel=kernel)
