@@ -155,6 +155,19 @@ def test_blocks_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (held.blocks, held.lanes) == (5, 4)
 
 
+@pytest.fixture
+def two_runs(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int, int, str]:
+    """A call of which some programs have a run more than others, and none is done in one turn."""
+    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", ((2, 1),))
+    monkeypatch.setattr(gpu_tiling, "HELD_PROGRAMS", 4)
+    return 17, 64, 100, 8, "bfloat16"
+
+
+def test_the_right_kernel_is_right(two_runs: tuple[int, int, int, int, str]) -> None:
+    held = _check(*two_runs)
+    assert (held.parts, held.stride, held.runs) == (2, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -167,12 +180,8 @@ def test_blocks_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("places = words_at + gl.where(there, p * GROUPS + g,", "places = words_at + gl.where(there, p * GROUPS,"),
     ],
 )
-def test_a_wrong_kernel_is_seen(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_tiling, "HELD_TURNS", ((2, 1),))
-    monkeypatch.setattr(gpu_tiling, "HELD_PROGRAMS", 4)
+def test_a_wrong_kernel_is_seen(right: str, wrong: str, two_runs: tuple[int, int, int, int, str]) -> None:
     assert right in SOURCE
     kernel = gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held.__package__).hold
-    shape: Any = (17, 64, 100, 8, "bfloat16")
-    _check(*shape)
     with pytest.raises(AssertionError):
-        _check(*shape, kernel=kernel)
+        _check(*two_runs, kernel=kernel)
