@@ -88,9 +88,8 @@ def _judge(reference: Any, values: dict[str, Any], outputs: dict[str, torch.Tens
         assert excess(array, golden[name].reshape(array.shape), terms[name].reshape(array.shape)) <= 1, name
 
 
-LN = [
-    (1, 1), (3, 7), (5, 64), (128, 64), (70, 33), (2, 769), (2, 4096), (3, 4097), (9, 17000), (1, 20001), (6, 40000),
-]  # fmt: skip
+LN = [(1, 1), (3, 7), (5, 64), (128, 64), (70, 33), (2, 769), (2, 4096), (3, 4097), (1, 20001)]
+LN += [(9, 17000), (6, 40000)] if ON_GPU else [(3, 17000), (2, 40000)]  # the interpreter takes 2 seconds a row
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -302,8 +301,9 @@ def test_all_of_them_are_held(n: int, c: int, hw: int, group: int, dtype: str) -
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_an_infinite_rstd_makes_infinities_of_its_group_alone(pixels: bool) -> None:
-    n, c, hw, group = 2, 64, 600, 2
+def test_an_infinite_rstd_makes_infinities_of_its_group_alone(pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)  # so that a GPU holds the pixels
+    n, c, hw, group = 2, 32, 100, 2
     x = _image(n, c, hw, pixels, torch.float32, 1)
     rstd = torch.ones(n, group, device=DEVICE)
     rstd[1, 0] = float("inf")
