@@ -146,7 +146,7 @@ def _assembly(text: str, operands: str, arguments: Any, dtype: Any, is_pure: boo
     assert text.count("ld.relaxed.gpu") == pack, "a thread's words are looked at together"
     end = time.monotonic() + _LONGEST_WAIT
     while ((words := argument.load()).values == -1).any():
-        assert time.monotonic() < end, "words that nobody writes are waited for"
+        assert time.monotonic() < end and not _here.errors, "words that nobody writes are waited for"
         time.sleep(0)
     return words
 
@@ -206,7 +206,8 @@ def launch(kernel: Any, programs: int, arguments: Any, constants: dict[str, Any]
     errors: list[BaseException] = []
 
     def run(program: int) -> None:
-        _here.program, _here.num_warps, _here.copies, _here.groups = np.int32(program), num_warps, [], []
+        _here.program, _here.num_warps, _here.errors = np.int32(program), num_warps, errors
+        _here.copies, _here.groups = [], []
         try:
             kernel(*arguments, **constants)
             assert not _here.copies, "copies that belong to no group"
