@@ -146,7 +146,8 @@ def _assembly(text: str, operands: str, arguments: Any, dtype: Any, is_pure: boo
     assert text.count("ld.relaxed.gpu") == pack, "a thread's words are looked at together"
     end = time.monotonic() + _LONGEST_WAIT
     while ((words := argument.load()).values == -1).any():
-        assert time.monotonic() < end and not _here.errors, "words that nobody writes are waited for"
+        assert time.monotonic() < end, "words that nobody writes are waited for"
+        assert not _here.errors, "another program failed"
         time.sleep(0)
     return words
 
