@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from backnorm.accuracy import excess
 from backnorm.arrays import describe
 from backnorm.backends import _Cuda
+from backnorm.datatypes import DataType
 from backnorm.ops import OPS
 from backnorm.ops._launch import Launch, Pointer
 from backnorm.ops.group_norm import gpu, gpu_held, gpu_tiling
@@ -105,7 +106,7 @@ def _run(kernel: Any, launch: Launch, memory: dict[str, Any], workspace: Any, na
         if isinstance(argument, Pointer) and argument.name in memory:
             array = gluon_on_numpy.Memory(memory[argument.name], name if argument.name in large else "float32")
         elif isinstance(argument, Pointer):
-            words = argument.dtype == gpu.DataType.INT64
+            words = argument.dtype == DataType.INT64
             rest = workspace[argument.offset :]
             rest = rest[: rest.size // 8 * 8].view(np.int64 if words else np.float32)
             array = gluon_on_numpy.Memory(rest, "int64" if words else "float32")

@@ -10,7 +10,7 @@ from ...spec import Call
 from .._images import Images, lay_out
 from .._tiles import LARGEST_GRID, MULTIPROCESSORS, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
-from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW
+from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW, warps_of_rows
 from ..layer_norm.gpu_tiling import PROGRAMS as ROW_PROGRAMS
 from ..layer_norm.gpu_tiling import TILE as ROWS_TILE
 
@@ -50,7 +50,8 @@ FEWEST_PARTS = {4: 4, 2: 8}
 #: thread, bytes of a tile's row (the first that groups fill as well as others), pieces of a tile (16 bytes of a thread
 #: each) and tiles that fit. 59 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
 #: more with two, four or five programs, or with rows of 256 bytes.
-HELD_EACH, HELD_PROGRAMS, HELD_WARPS, HELD_REGISTERS = 3, 3 * MULTIPROCESSORS, 4, 168
+HELD_EACH, HELD_WARPS, HELD_REGISTERS = 3, 4, 168
+HELD_PROGRAMS = HELD_EACH * MULTIPROCESSORS
 HELD_ROWS, HELD_PIECES, HELD_SLOTS = (128, 256, 512, 1024, 2048, 64), 2, 8
 #: Tiles of a part, and whether dx is made a turn later: then two turns are held.
 HELD_TURNS = ((3, 1), (2, 1), (1, 1), (7, 0), (6, 0), (5, 0), (4, 0))
@@ -230,7 +231,7 @@ def _as_rows(n: int, groups: int, channels: int, image: int, vector: int, images
     rows = max(1, ROWS_TILE // cols)
     tiles = -(-n // rows)
     programs = min(tiles, in_runs(tiles, -(-ROW_PROGRAMS // groups), 1))
-    return Rows(rows, cols, programs, 4 if cols <= 2048 else 8)
+    return Rows(rows, cols, programs, warps_of_rows(cols, True))
 
 
 def _whole(group_channels: int, image: int, size: int, pixels: bool) -> Whole | None:

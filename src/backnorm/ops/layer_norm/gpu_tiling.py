@@ -56,6 +56,10 @@ class Tiling(NamedTuple):
     workspace_bytes: int
 
 
+def warps_of_rows(cols: int, in_vectors: bool) -> int:
+    return next(warps for most, warps in WARPS[in_vectors] if cols <= most)
+
+
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     cols = prod(call.normalizedShape)
     rows = call.input.numel // cols
@@ -89,7 +93,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     else:
         tile_cols = max(16, power_of_two(cols))
         tile_rows = max(1, TILE // tile_cols)
-        num_warps = next(warps for most, warps in WARPS[in_vectors] if tile_cols <= most)
+        num_warps = warps_of_rows(tile_cols, in_vectors)
         programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
         tiles = -(-rows // tile_rows)
         if shows and tile_rows > 1:
