@@ -1,4 +1,4 @@
-"""Compiles GroupNorm's Gluon kernel for GPUs of two kinds, without one: what the interpreter cannot step through is
+"""Compiles GroupNorm's Gluon kernels for GPUs of two kinds, without one: what the interpreter cannot step through is
 seen to be what this version of Triton takes. Called by test_gpu.py in a process of its own."""
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from backnorm.arrays import describe
 from backnorm.backends import _Cuda
 from backnorm.datatypes import DataType
 from backnorm.ops import OPS
-from backnorm.ops._launch import _SHARED_MEMORY, Launch, Pointer
+from backnorm.ops._launch import Launch, Pointer
+from backnorm.ops._tiles import SHARED_MEMORY
 from backnorm.ops.group_norm.gpu import launches
 from backnorm.ops.group_norm.gpu_held import hold
+from backnorm.ops.group_norm.gpu_held_planes import hold_planes
 from backnorm.ops.group_norm.gpu_tiling import HELD_EACH
 from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
@@ -25,12 +27,15 @@ from backnorm.spec import ARRAYS
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 
 
-def held(n: int, c: int, hw: int, group: int, kind: torch.dtype, plain: bool) -> list[Launch]:
-    """The launches of that kernel for a call: all in one, and sums and dx apart. Plain: without gamma, but with a view
-    for gradOut."""
+def held(n: int, c: int, hw: int, group: int, kind: torch.dtype, plain: bool, pixels: bool = True) -> list[Launch]:
+    """The launches of such a kernel for a call: all in one, and sums and dx apart. Plain: without gamma, but with a
+    view for gradOut."""
     op = OPS["group_norm_backward"]
-    image = torch.empty(n, hw, c, dtype=kind).transpose(1, 2)
-    view = torch.empty(n, hw, 2 * c, dtype=kind)[:, :, :c].transpose(1, 2)
+    if pixels:
+        image = torch.empty(n, hw, c, dtype=kind).transpose(1, 2)
+        view = torch.empty(n, hw, 2 * c, dtype=kind)[:, :, :c].transpose(1, 2)
+    else:
+        image, view = torch.empty(n, c, hw, dtype=kind), torch.empty(n, c, 2 * hw, dtype=kind)[:, :, :hw]
     tensors = {
         "gradOut": view if plain else image, "input": image, "mean": torch.empty(n, group),
         "rstd": torch.empty(n, group), "gamma": torch.empty(c), "gradInput": image, "gradGammaOut": torch.empty(c),
@@ -42,8 +47,9 @@ def held(n: int, c: int, hw: int, group: int, kind: torch.dtype, plain: bool) ->
     values |= {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True,) * 3}
     plan = make_plan(op, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
     tiling = _Cuda(op.folder).tile(plan.call, plan.writes)
-    (launch,) = (launch for launch in launches(tiling, plan.call, plan.writes) if launch.kernel is hold)
-    return [launch, *launch.apart]
+    kernel = hold if pixels else hold_planes
+    (launch,) = (launch for launch in launches(tiling, plan.call, plan.writes) if launch.kernel is kernel)
+    return [launch, *(launch.apart or ())]
 
 
 def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
@@ -51,7 +57,7 @@ def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
     types: dict[str, str] = {}
     constants: dict[str, Any] = dict(launch.constants)
     attributes = {}
-    names = hold.arg_names
+    names = launch.kernel.arg_names
     for i, (name, value) in enumerate(zip(names, launch.arguments)):
         if isinstance(value, Pointer):
             types[name] = (
@@ -70,7 +76,7 @@ def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
         if value.may_be_aligned if isinstance(value, Pointer) else value % 16 == 0:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(
-        hold, {name: types.get(name, "constexpr") for name in names},
+        launch.kernel, {name: types.get(name, "constexpr") for name in names},
         {(names.index(name),): value for name, value in constants.items()}, attributes,
     )  # fmt: skip
     options = {"num_warps": launch.num_warps, "maxnreg": launch.registers, "enable_fp_fusion": True}
@@ -87,6 +93,12 @@ if __name__ == "__main__":
     ):  # fmt: skip
         for launch in held(n, c, hw, group, kind, plain):
             shared = compile_for(90, launch, kind)
-            assert HELD_EACH * (shared + 1024) <= _SHARED_MEMORY, shared
+            assert HELD_EACH * (shared + 1024) <= SHARED_MEMORY, shared
+    for n, c, hw, group, kind, plain in (
+        (32, 256, 3136, 32, torch.bfloat16, False), (2, 640, 1024, 32, torch.float32, True),
+        (9, 1280, 256, 32, torch.float16, False),
+    ):  # fmt: skip
+        (launch,) = held(n, c, hw, group, kind, plain, pixels=False)
+        assert compile_for(90, launch, kind) <= launch.shared_bytes
     for launch in held(32, 256, 3136, 32, torch.bfloat16, False)[1:]:
         compile_for(80, launch, torch.bfloat16)

@@ -121,6 +121,9 @@ class Slots:
     def load(self, layout: Any) -> Tensor:
         return Tensor(self.array.copy(), self.name)
 
+    def store(self, value: Any) -> None:
+        self.array[...] = _values(value)
+
 
 def _fetch(slot: Slots, source: Memory, mask: Any) -> None:
     tile = source.load(mask).values
@@ -157,6 +160,16 @@ def _reduce(tensors: tuple[Tensor, ...], axis: int, combine: Any) -> Any:
     return reduce(lambda left, right: combine(*left, *right), parts)
 
 
+def _where(mask: Any, a: Any, b: Any) -> Tensor:
+    first = np.asarray(_values(a))
+    return Tensor(np.where(_values(mask), first, np.asarray(_values(b), first.dtype)))
+
+
+def _range(*bounds: Any) -> Any:
+    """Of a kernel's loop, whose variable is a number of Gluon's."""
+    return (Tensor(np.int32(i)) for i in range(*bounds))
+
+
 def _multiple_of(value: Any, factor: int) -> Any:
     assert (np.asarray(_values(value)) % factor == 0).all(), "the compiler would be told what is not so"
     return value
@@ -166,11 +179,12 @@ def _language() -> SimpleNamespace:
     return SimpleNamespace(
         **{name: name for name in _NUMPY},
         constexpr=lambda value: value, num_warps=lambda: _here.num_warps, program_id=lambda axis: Tensor(_here.program),
+        num_programs=lambda axis: Tensor(_here.programs),
         arange=lambda start, end, layout: Tensor(np.arange(start, end, dtype=np.int32)),
         zeros=lambda shape, dtype, layout: Tensor(np.zeros(shape, _NUMPY[dtype]), dtype),
         full=lambda shape, value, dtype, layout: Tensor(np.full(shape, value, _NUMPY[dtype]), dtype),
         zeros_like=lambda t: Tensor(np.zeros_like(t.values), t.name),
-        where=lambda mask, a, b: Tensor(np.where(_values(mask), _values(a), np.asarray(_values(b), _values(a).dtype))),
+        where=_where,
         minimum=lambda a, b: Tensor(np.minimum(_values(a), _values(b))),
         sum=lambda t, axis: Tensor(t.values.sum(axis)), reduce=_reduce,
         reshape=lambda t, shape: Tensor(t.values.reshape(shape), t.name),
@@ -183,9 +197,10 @@ def _language() -> SimpleNamespace:
     )  # fmt: skip
 
 
-def load(source: str, package: str) -> ModuleType:
-    """A module of Gluon kernels whose functions run here."""
-    stand_ins = {
+def load(source: str, package: str, **others: ModuleType) -> ModuleType:
+    """A module of Gluon kernels whose functions run here, with others of its package that were loaded so."""
+    stand_ins: dict[str, Any] = {
+        **others,
         "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=lambda function: function)),
         "triton.experimental.gluon": SimpleNamespace(language=_language()),
         "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
@@ -197,7 +212,9 @@ def load(source: str, package: str) -> ModuleType:
         return stand_ins.get(name) or builtins.__import__(name, *arguments)
 
     module = ModuleType("kernels")
-    module.__dict__.update({"__package__": package, "__builtins__": {**vars(builtins), "__import__": import_here}})
+    module.__dict__.update(
+        {"__package__": package, "__builtins__": {**vars(builtins), "__import__": import_here, "range": _range}}
+    )
     exec(compile(source, "kernels.py", "exec"), module.__dict__)
     return module
 
@@ -207,7 +224,8 @@ def launch(kernel: Any, programs: int, arguments: Any, constants: dict[str, Any]
     errors: list[BaseException] = []
 
     def run(program: int) -> None:
-        _here.program, _here.num_warps, _here.errors = np.int32(program), num_warps, errors
+        _here.program, _here.programs, _here.num_warps = np.int32(program), np.int32(programs), num_warps
+        _here.errors = errors
         _here.copies, _here.groups = [], []
         try:
             kernel(*arguments, **constants)

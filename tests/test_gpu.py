@@ -30,6 +30,7 @@ from backnorm.arrays import describe
 from backnorm.datatypes import F32
 from backnorm.ops import OPS, _launch
 from backnorm.ops._images import Images
+from backnorm.ops._tiles import SHARED_MEMORY
 from backnorm.ops.batch_norm_reduce import gpu_tiling as bn_tiling
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import gpu_tiling as gn_tiling
@@ -154,7 +155,7 @@ def test_rows_that_do_not_begin_on_16_bytes(
     rows: int, cols: int, dy_gap: int, gap: int, past: int, bad: int | None, dtype: str, monkeypatch: Any
 ) -> None:
     """Elements of other rows and of what lies around a tensor: none of them counts, and none is written."""
-    monkeypatch.setattr(ln_tiling, "PROGRAMS", 16)  # so that they have several tiles
+    monkeypatch.setattr(ln_tiling, "MULTIPROCESSORS", 5)  # so that they have several tiles
     kind = DTYPES[dtype]
     dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
     values = {
@@ -230,7 +231,9 @@ def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: st
 def test_groups_that_one_program_reads_twice(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "SHARING": 0, "TWICE_TILE": 256}
+    sizes = {
+        "LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "HELD_PLANES": (), "SHARING": 0, "TWICE_TILE": 256,
+    }  # fmt: skip
     for name, value in sizes.items():
         monkeypatch.setattr(gn_tiling, name, value)
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
@@ -256,7 +259,10 @@ SHARED += [(2, 32, 3136, 4)] if ON_GPU else []
 def _share_small_groups(monkeypatch: pytest.MonkeyPatch, hw: int) -> None:
     """Parts of 128 or 256 elements for small images."""
     part_bytes = 512 if hw < 3000 else gn_tiling.PART_BYTES
-    sizes = {"LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "PART_BYTES": part_bytes, "FEWEST_PARTS": {2: 1, 4: 1}}
+    sizes = {
+        "LARGEST_SMALL_IMAGE": 0, "LARGEST_WHOLE_GROUP": 0, "HELD_PLANES": (), "PART_BYTES": part_bytes,
+        "FEWEST_PARTS": {2: 1, 4: 1},
+    }  # fmt: skip
     for name, value in sizes.items():
         monkeypatch.setattr(gn_tiling, name, value)
 
@@ -291,6 +297,28 @@ def test_pixels_that_programs_hold(
     held = _count_held(monkeypatch)
     _group_norm(n, c, hw, group, True, DTYPES[dtype])
     _group_norm(n, c, hw, group, True, DTYPES[dtype], infinite=True)
+    assert held
+
+
+#: A channel and many; one program of a multiprocessor and several; one piece and many, with a rest and without; fewer
+#: groups than programs, and more.
+HELD_PLANES = [
+    (3, 8, 520, 2), (2, 24, 1000, 2), (300, 6, 904, 3), (2, 8, 3136, 1), (5, 20, 4096, 4), (9, 64, 3136, 8),
+    (2, 3, 8192, 3), (70, 28, 2000, 4), (1, 160, 96, 2), (40, 512, 784, 32), (150, 16, 3136, 2),
+]  # fmt: skip
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), HELD_PLANES)
+def test_planes_that_programs_hold(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
+    monkeypatch.setattr(gn_tiling, "LARGEST_SMALL_IMAGE", 0)
+    held = _count_held(monkeypatch)
+    _group_norm(n, c, hw, group, False, DTYPES[dtype])
+    _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
     assert held
 
 
@@ -401,31 +429,53 @@ def test_what_is_held_covers_all_once_and_is_the_same_in_any_batch(shape: tuple[
 
 def test_what_is_launched_depends_on_addresses_and_on_what_runs_at_a_time() -> None:
     def launch(name: str, programs: int = 1, each: int = 1, apart: Any = None) -> Any:
-        return _launch.Launch(name, (programs,), (), {}, each=each, apart=apart)
+        return _launch.Launch(name, (programs,), (), {}, each=each, apart=apart, shared_bytes=50000 * (each > 1))
 
     vectors = launch("held", 30, 3, (launch("sums"), launch("dx")))
     launches = [launch("before"), *_launch.in_vectors([vectors, launch("last")], [launch("split"), launch("its last")])]
 
-    def names(aligned: bool, multiprocessors: int, shared_memory: int) -> list[str]:
-        return [one.kernel for one in _launch._fitting(_launch._on(launches, aligned), multiprocessors, shared_memory)]
+    def names(aligned: bool, multiprocessors: int, shared_memory: int, of_program: int = 50000) -> list[str]:
+        chosen = _launch._on(launches, aligned, of_program)
+        return [one.kernel for one in _launch._fitting(chosen, multiprocessors, shared_memory)]
 
     assert names(True, 10, 228 * 1024) == ["before", "held", "last"]
     assert names(True, 9, 228 * 1024) == names(True, 29, 100 * 1024) == ["before", "sums", "dx", "last"]
     assert names(True, 30, 100 * 1024) == ["before", "held", "last"]
     assert names(False, 132, 228 * 1024) == ["before", "split", "its last"]
+    assert names(True, 132, 228 * 1024, 49999) == ["before", "split", "its last"]
+
+
+@given(st.integers(1, 300), st.integers(1, 2000), st.sampled_from([2, 4]))
+def test_pieces_cover_a_group_and_fit_shared_memory(channels: int, vectors: int, size: int) -> None:
+    image = vectors * 16 // size
+    held = gn_tiling._hold_planes(channels, image, size, Images(False, {"input": (channels * image, image)}, {}))
+    if held:
+        assert (held.down - 1) * held.rows < channels <= held.down * held.rows
+        assert (held.across - 1) * held.cols < image <= held.across * held.cols
+        assert held.rows * held.cols * size == 16 * 32 * held.num_warps * gn_tiling.HELD_PLANES_VECTORS
+        inputs = 2 * held.down * held.rows * held.across * held.cols * size
+        assert inputs < held.shared_bytes <= SHARED_MEMORY // held.each - 1024
+        assert held.each * held.num_warps * 32 * held.registers <= 65536
+    else:
+        assert 2 * channels * image * size > SHARED_MEMORY // 4
+    odd = Images(False, {"input": (channels * image, image + 1)}, {})
+    assert gn_tiling._hold_planes(channels, image, size, odd) is None
 
 
 def _count_held(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the tilings from now on hold in shared memory."""
     held: list[Any] = []
-    hold = gn_tiling._hold
 
-    def note(*arguments: Any) -> Any:
-        result = hold(*arguments)
-        held.extend([result] if result else [])
-        return result
+    def noting(hold: Any) -> Any:
+        def note(*arguments: Any) -> Any:
+            result = hold(*arguments)
+            held.extend([result] if result else [])
+            return result
 
-    monkeypatch.setattr(gn_tiling, "_hold", note)
+        return note
+
+    for name in ("_hold", "_hold_planes"):
+        monkeypatch.setattr(gn_tiling, name, noting(getattr(gn_tiling, name)))
     return held
 
 
@@ -489,7 +539,7 @@ def _patch(monkeypatch: pytest.MonkeyPatch, module: Any, **sizes: Any) -> None:
 
 @pytest.mark.parametrize("rows", [24, 25, 48, 49, 50, 96, 97, 145])
 def test_runs_of_wide_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, ln_tiling, WIDE_PROGRAMS=4, CHUNK=32, LONGEST_WHOLE_ROW=32)
+    _patch(monkeypatch, ln_tiling, WIDE_PROGRAMS=4, CHUNK={True: 32, False: 32}, LONGEST_WHOLE_ROW=32)
     test_layer_norm(rows, 50, "float32")
 
 
@@ -635,9 +685,14 @@ CALLS = {
     "layer_norm_backward": lambda: _layer_norm_call(3001, 700),
     "layer_norm_backward of wide rows": lambda: _layer_norm_call(301, 20000),
     "group_norm_backward of shared groups": lambda: (
-        _random((6, 32, 9216), torch.float32, 1), _random((6, 32, 9216), torch.float32, 2),
-        _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
-        9216, 4,
+        _random((6, 8, 65536), torch.float32, 1), _random((6, 8, 65536), torch.float32, 2),
+        _random((6, 2), torch.float32, 3), _random((6, 2), torch.float32, 4), _random((8,), torch.float32, 5), 6, 8,
+        65536, 2,
+    ),
+    "group_norm_backward, held planes": lambda: (
+        _random((60, 32, 3136), torch.float16, 1), _random((60, 32, 3136), torch.float16, 2),
+        _random((60, 4), torch.float32, 3), _random((60, 4), torch.float32, 4), _random((32,), torch.float32, 5), 60,
+        32, 3136, 4,
     ),
     "group_norm_backward": lambda: (
         _random((6, 32, 900), torch.float16, 1), _random((6, 32, 900), torch.float16, 2),
@@ -664,7 +719,7 @@ def _bits(results: tuple[Any, ...]) -> list[bytes]:
 @on_gpu
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits_run_to_run_on_any_stream_and_in_a_graph(name: str) -> None:
-    call, arguments = getattr(backnorm, name.partition(" ")[0]), CALLS[name]()
+    call, arguments = getattr(backnorm, name.replace(",", " ").split()[0]), CALLS[name]()
     expected = _bits(call(*arguments))
     assert _bits(call(*arguments)) == expected
     stream = torch.cuda.Stream()
@@ -690,7 +745,7 @@ def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypat
         _make_plan.cache_clear()
         functional._known.clear()
         functional.kind_of_call.cache_clear()
-        return _bits(getattr(backnorm, name.partition(" ")[0])(*CALLS[name]()))
+        return _bits(getattr(backnorm, name.replace(",", " ").split()[0])(*CALLS[name]()))
 
     together = run()
     launched: list[Any] = []
@@ -709,8 +764,8 @@ def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypat
 def test_programs_that_wait_for_each_other_on_many_streams() -> None:
     wide: Any = backnorm.layer_norm_backward
     calls = [(wide, _layer_norm_call(300 + i, 40000)) for i in range(6)]
-    name = "group_norm_backward of held pixels"
-    calls += [(backnorm.group_norm_backward, CALLS[name]()) for _ in range(6)]
+    names = ["group_norm_backward of held pixels", "group_norm_backward, held planes"]
+    calls += [(backnorm.group_norm_backward, CALLS[name]()) for name in names for _ in range(4)]
     alone = [_bits(function(*call)) for function, call in calls]
     streams = [torch.cuda.Stream() for _ in calls]
     for _ in range(10):
@@ -751,6 +806,8 @@ SAMPLES = [
     (112, 441, 4),
     (512, 300, 4),
     (1024, 4096, 128),
+    (80, 3136, 8),
+    (64, 9216, 8),
 ]
 
 

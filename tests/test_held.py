@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from backnorm.accuracy import excess
 from backnorm.arrays import describe
 from backnorm.backends import _Cuda
 from backnorm.datatypes import DataType
-from backnorm.ops import OPS
+from backnorm.ops import OPS, _held
 from backnorm.ops._launch import Launch, Pointer
 from backnorm.ops.group_norm import gpu, gpu_held, gpu_tiling
 from backnorm.ops.group_norm import reference as gn
@@ -31,7 +33,8 @@ from . import gluon_on_numpy
 
 OP = OPS["group_norm_backward"]
 SOURCE = Path(gpu_held.__file__).read_text(encoding="utf-8")
-HOLD = gluon_on_numpy.load(SOURCE, gpu_held.__package__).hold
+HELD = gluon_on_numpy.load(Path(_held.__file__).read_text(encoding="utf-8"), _held.__package__)
+HOLD = gluon_on_numpy.load(SOURCE, gpu_held.__package__, _held=HELD).hold
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 UNTOUCHED = 7.0
 
@@ -48,7 +51,7 @@ def _pixels(n: int, c: int, hw: int, more: int, kind: torch.dtype, seed: int) ->
     return Pixels(memory[:, :, :c].transpose(1, 2), memory)
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def array_of(tensor: torch.Tensor) -> Any:
     flat = tensor.reshape(-1)
     return (flat.float() if tensor.dtype == torch.bfloat16 else flat).numpy().copy()
 
@@ -80,11 +83,11 @@ def _check(
         workspace = workspace[-workspace.ctypes.data % 8 :]  # words lie at multiples of 8 bytes
         words = n * held.blocks * held.parts * held.groups
         workspace[tiling.words :][: 8 * words].view(np.int64)[:] = -1
-        memory = {"gradOut": _array(dy.memory), "input": _array(x.memory), "gradInput": _array(dx.memory)}
+        memory = {"gradOut": array_of(dy.memory), "input": array_of(x.memory), "gradInput": array_of(dx.memory)}
         memory["gradInput"][:] = UNTOUCHED
-        memory |= {name: _array(tensor) for name, tensor in small.items()}
+        memory |= {name: array_of(tensor) for name, tensor in small.items()}
         for launch in launches:
-            _run(kernel, launch, memory, workspace, dtype)
+            run(kernel, launch, memory, workspace, dtype)
         written = memory["gradInput"].reshape(n, hw, c + more[2])
         assert (written[:, :, c:] == UNTOUCHED).all()
         array = written[:, :, :c].transpose(0, 2, 1)
@@ -99,7 +102,7 @@ def _check(
     return held
 
 
-def _run(kernel: Any, launch: Launch, memory: dict[str, Any], workspace: Any, name: str) -> None:
+def run(kernel: Any, launch: Launch, memory: dict[str, Any], workspace: Any, name: str) -> None:
     large = ("gradOut", "input", "gradInput")
     arguments = []
     for argument in launch.arguments:
@@ -156,6 +159,28 @@ def test_blocks_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (held.blocks, held.lanes) == (5, 4)
 
 
+def _copies(nodes: Iterable[ast.AST]) -> set[tuple[str, str]]:
+    """(a, b) of every a = b."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs += zip(target.elts, value.elts) if several else [(target, value)]  # type: ignore[attr-defined]
+    return {(a.id, b.id) for a, b in pairs if isinstance(a, ast.Name) and isinstance(b, ast.Name)}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(gpu.__file__).parents[1].rglob("*gpu*.py")), ids=lambda path: "-".join(path.parts[-2:])
+)
+def test_no_variable_of_a_loop_begins_as_the_one_it_takes_after(path: Path) -> None:
+    """Of x = y before a loop and again in it, Triton believes that x does not change."""
+    for function in (f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef)):
+        for loop in (node for node in ast.walk(function) if isinstance(node, ast.For)):
+            before = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < loop.lineno]
+            assert not _copies(ast.walk(loop)) & _copies(before), (function.name, loop.lineno)
+
+
 @pytest.fixture
 def two_runs(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int, int, str]:
     """A call of which some programs have a run more than others, and none is done in one turn."""
@@ -183,6 +208,6 @@ def test_the_right_kernel_is_right(two_runs: tuple[int, int, int, int, str]) -> 
 )
 def test_a_wrong_kernel_is_seen(right: str, wrong: str, two_runs: tuple[int, int, int, int, str]) -> None:
     assert right in SOURCE
-    kernel = gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held.__package__).hold
+    kernel = gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held.__package__, _held=HELD).hold
     with pytest.raises(AssertionError):
         _check(*two_runs, kernel=kernel)

@@ -23,6 +23,7 @@ from ..datatypes import BF16, F16, F32, DataType, itemsize
 from ..spec import TensorDesc
 from ..status import AclnnError, Status
 from ._program import WORKSPACE
+from ._tiles import SHARED_MEMORY
 
 TORCH: dict[int, Any] = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, DataType.INT64: torch.int64}
 #: What lies at a multiple of 16 is read in vectors, and their lengths shape the sums. A slice of a batch keeps its rows
@@ -67,8 +68,10 @@ class Launch(NamedTuple):
     registers: int | None = None
     #: Programs that a multiprocessor must have room for, if all are to run at a time.
     each: int = 1
-    #: What is launched instead where the large tensors' addresses are no multiples of 16, and in the interpreter.
+    #: What is launched instead where the large tensors' addresses are no multiples of 16, in the interpreter, and where
+    #: a program cannot have so many bytes of shared memory.
     otherwise: tuple[Launch, ...] | None = None
+    shared_bytes: int = 0
 
     def on(self, aligned: bool) -> Launch:
         """The launch on such addresses."""
@@ -194,11 +197,11 @@ def prepare(
                 "device",
                 f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
             )
-        one_by_one = _fitting(_on(launches, False), 1, 0)
+        one_by_one = _fitting(_on(launches, False, 0), 1, 0)
         return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
     index = torch.device(device).index or 0
     large = [slot for name, slot in slots.items() if name in _LARGE]
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     room = properties.multi_processor_count, properties.shared_memory_per_multiprocessor
     compiled: dict[bool, list[_Compiled]] = {}
 
@@ -210,7 +213,8 @@ def prepare(
         try:
             if aligned not in compiled:
                 # Before 8.0, there are no copies ahead to shared memory.
-                fitting = _fitting(_on(launches, aligned and properties.major >= 8), *room)
+                copies = aligned and properties.major >= 8
+                fitting = _fitting(_on(launches, copies, properties.shared_memory_per_block_optin), *room)
                 compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in fitting]
             queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
@@ -231,23 +235,20 @@ def _aligned(pointers: Sequence[int]) -> bool:
     return bits % 16 == 0
 
 
-def _on(launches: Sequence[Launch], aligned: bool) -> list[Launch]:
-    """Those of the launches, or of what stands in for them, that are for such addresses."""
+def _on(launches: Sequence[Launch], aligned: bool, shared_bytes: int) -> list[Launch]:
+    """Those of the launches, or of what stands in for them, that are for such addresses and so much shared memory."""
+    fits = aligned and all(launch.shared_bytes <= shared_bytes for launch in launches)
     chosen: list[Launch] = []
     for launch in launches:
-        chosen += [launch] if aligned or launch.otherwise is None else launch.otherwise
+        chosen += [launch] if fits or launch.otherwise is None else launch.otherwise
     return chosen
-
-
-#: What a multiprocessor of an H200 has of shared memory: launches of several programs for each want all of it.
-_SHARED_MEMORY = 228 * 1024
 
 
 def _fitting(launches: Sequence[Launch], multiprocessors: int, shared_memory: int) -> list[Launch]:
     """Those of the launches, or of what stands in for them, whose programs run at a time on so many multiprocessors."""
     chosen: list[Launch] = []
     for launch in launches:
-        programs = multiprocessors * (launch.each if shared_memory >= _SHARED_MEMORY else 1)
+        programs = multiprocessors * (launch.each if shared_memory >= SHARED_MEMORY else 1)  # several want all of it
         chosen += launch.apart if launch.apart is not None and launch.grid[0] > programs else [launch]
     return chosen
 

@@ -7,11 +7,13 @@ from ..status import AclnnError, Status
 
 #: Of an H200. A constant, since grids shape the sums: the bits are then the same on any GPU.
 MULTIPROCESSORS = 132
+#: Bytes that a multiprocessor of it has.
+SHARED_MEMORY = 228 * 1024
 #: Tiles that a program adds up one after the other in float32, where results show it. Terms that are all alike round
 #: the same way each time: the sum of n is off by n / 4 roundings, and 8 are allowed.
 TILES_OF_A_RUN = 24
 #: More partials than this are added in two stages, by this many programs each.
-MOST_PARTIALS, PARTS = 512, 64
+MOST_PARTIALS, PARTS = 4 * MULTIPROCESSORS, 64
 
 
 #: Of a grid's second axis.

@@ -18,12 +18,13 @@ from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
 from .._launch import Launch, Pointer, in_vectors, pointer_to
 from .._program import WORKSPACE
-from .._tiles import TILES_OF_A_RUN, power_of_two
+from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, power_of_two
 from ..layer_norm.gpu import rows_of_groups
 from . import gpu_tiling
 from .gpu_held import hold
+from .gpu_held_planes import hold_planes
 from .gpu_kernels import group_twice, shared, split_dx, split_sums, sum_groups, whole_group
-from .gpu_tiling import STAGES, Held, Rows, Shared, Split, Tiling, Twice, Whole
+from .gpu_tiling import STAGES, Held, HeldPlanes, Rows, Shared, Split, Tiling, Twice, Whole
 
 
 class _Call(NamedTuple):
@@ -91,7 +92,7 @@ def _by_some(call: _Call, way: Shared) -> list[Launch]:
 def _by_one_twice(call: _Call, way: Twice) -> list[Launch]:
     long = -(-call.tiling.image // way.cols) > TILES_OF_A_RUN
     constants = {
-        "HAS_W": call.has_w, "ROWS": way.rows, "COLS": way.cols, "EVEN": way.even, "STAGES": way.stages, "LONG": long,
+        "HAS_W": call.has_w, "ROWS": way.rows, "COLS": way.cols, "EVEN": way.even, "STAGES": STAGES, "LONG": long,
     }  # fmt: skip
     numbers = (*call.inputs, call.dx, call.partials, *call.sizes, call.share, *call.in_steps, *call.out_steps)
     grid = (call.tiling.samples * call.tiling.groups,)
@@ -105,14 +106,16 @@ def _by_all_twice(call: _Call, way: Split) -> list[Launch]:
     sizes = {"HAS_W": call.has_w, "PIXELS": pixels, "ROWS": way.rows, "COLS": way.cols}
     numbers: tuple[Any, ...] = (*call.inputs, call.partials, *call.sizes, way.splits, *call.in_steps)
     constants = {**sizes, "EVEN": way.even, "TILES": way.tiles, "STAGES": way.stages}
-    kernels = [Launch(split_sums, (n * way.splits * across,), numbers, constants, gpu_tiling.SPLIT_WARPS)]
+    sums = Launch(split_sums, (n * way.splits * across,), numbers, constants, way.num_warps)
+    kernels = [sums._replace(registers=way.registers)]
     if call.wants_dx:
         constants = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
         numbers = (call.partials, group_sums, groups, width, call.share, way.splits)
         kernels.append(Launch(sum_groups, (n * groups,), numbers, constants, 1))
         constants = {**sizes, "EVEN": way.dx_even, "TILES": way.dx_tiles}
         numbers = (*call.inputs, call.dx, group_sums, *call.sizes, way.dx_splits, *call.in_steps, *call.out_steps)
-        kernels.append(Launch(split_dx, (n * way.dx_splits * across,), numbers, constants, gpu_tiling.SPLIT_WARPS))
+        dx = Launch(split_dx, (n * way.dx_splits * across,), numbers, constants, way.num_warps)
+        kernels.append(dx._replace(registers=way.registers))
     return kernels
 
 
@@ -138,6 +141,19 @@ def _in_shared_memory(call: _Call, held: Held) -> list[Launch]:
 
     apart = [held_by(SUMS=True, DX=False), held_by(SUMS=False, DX=True)]
     return exchange(words, n * held.blocks * held.parts * held.groups, held_by(SUMS=True, DX=True), apart)
+
+
+def _by_one_in_shared_memory(call: _Call, held: HeldPlanes) -> list[Launch]:
+    count, (groups, width, image), vector = call.tiling.samples * call.tiling.groups, call.sizes, call.tiling.vector
+    steps = [step // vector for step in (*call.in_steps, *call.out_steps)]
+    constants = {
+        "HAS_W": call.has_w, "WIDTH": width, "ROWS": held.rows, "COLS": held.cols, "DOWN": held.down,
+        "ACROSS": held.across, "VECTOR": vector, "EVEN": image % held.cols == 0,
+    }  # fmt: skip
+    numbers = (*call.inputs, call.dx, call.partials, count, groups, image, call.share, *steps)
+    grid = (min(count, held.each * MULTIPROCESSORS),)
+    launch = Launch(hold_planes, grid, numbers, constants, held.num_warps)
+    return [launch._replace(registers=held.registers, shared_bytes=held.shared_bytes)]
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
@@ -184,7 +200,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         kernels = _by_one_twice(common, way) + finish(n, 4)
     else:
         kernels = _by_all_twice(common, way) + finish(n * way.splits, 4)
-    if tiling.held:
+    if isinstance(tiling.held, HeldPlanes):
+        kernels = in_vectors(_by_one_in_shared_memory(common, tiling.held) + finish(n, 2), kernels)
+    elif tiling.held:
         kernels = in_vectors(_in_shared_memory(common, tiling.held) + finish(tiling.held.partials, 2), kernels)
     steps += kernels
     if "gradInput" in images.packed:

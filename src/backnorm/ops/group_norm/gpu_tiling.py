@@ -8,11 +8,9 @@ from typing import NamedTuple
 from ...datatypes import itemsize
 from ...spec import Call
 from .._images import Images, lay_out
-from .._tiles import LARGEST_GRID, MULTIPROCESSORS, check_length, gathered_bytes, in_runs, power_of_two
+from .._tiles import LARGEST_GRID, MULTIPROCESSORS, SHARED_MEMORY, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
-from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW, warps_of_rows
-from ..layer_norm.gpu_tiling import PROGRAMS as ROW_PROGRAMS
-from ..layer_norm.gpu_tiling import TILE as ROWS_TILE
+from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW, programs_of_rows
 
 #: Elements of a group (of planes, padded to powers of two) that stay in one program's registers.
 LARGEST_WHOLE_GROUP = 8192
@@ -24,14 +22,12 @@ WHOLE_WARP = 1024
 #: Groups of planes of images up to this size are rows, if they have so many elements: 256 x 2048 x 49 in bfloat16 takes
 #: 73 instead of 215 microseconds, 32 x 1024 x 196 (6272 elements) 48 instead of 69, but 128 x 256 x 196 (784) 29
 #: instead of 21: the sums of elements are still to be added up then.
-LARGEST_SMALL_IMAGE, SHORTEST_ROW = 256, 2048
+LARGEST_SMALL_IMAGE, SHORTEST_ROW, ROW_PROGRAMS = 256, 2048, 2 * MULTIPROCESSORS
 #: Groups of planes that one program reads twice, the second time from the caches: bytes of one of both inputs at most,
 #: elements of a tile (twice as many where that makes runs of this length), and warps. 58 microseconds at 32 x 256 x
 #: 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a group; 39 at 8 x 512 x 4096, 43
 #: with runs of half the length.
 LARGEST_TWICE, TWICE_TILE, TWICE_RUN, TWICE_WARPS = 1 << 19, 4096, 512, 8
-#: So many times fewer bytes where planes do not begin on 16 bytes and one program would take too long.
-ELEMENT_BY_ELEMENT = 4
 #: Loads under way, where rows begin on 16 bytes.
 STAGES = 3
 #: Split planes: elements of a tile, its columns, tiles of a program, at most. Sweeping as many samples twice as the L2
@@ -40,6 +36,11 @@ TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 SPLIT_WARPS = 4
 #: Pixels: the same.
 PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 4096, 128, 16, 64, 32
+#: Where they come element by element, addresses take registers: elements of a tile, warps, and registers of a thread at
+#: most, of planes and of pixels. 47 against 52 microseconds at 17 x 232 x 3025 in float16. (By one program a group
+#: planes took 159 there, and 36 against 19 at 43 x 24 x 3025 in bfloat16.) Pixels of 35 x 312 x 441 in float32 take 44
+#: instead of 66 with 4096 elements, of 64 x 100 x 900 in bfloat16 45 instead of 57.
+SPLIT_ELEMENTS = {False: (2048, 4, 80), True: (1024, 4, 80)}
 #: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each
 #: multiprocessor), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
 #: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts): steps of several channels
@@ -64,6 +65,10 @@ HELD_TILE, HELD_LATER, HELD_AT_ONCE, HELD_MORE_WORDS, HELD_BATCH = 1.14, 1.2, 2.
 HELD_GROUPS, HELD_WORDS, HELD_UNITS, HELD_FULL = 16, 2048, 2, 0.6
 #: Samples whose sums a program adds up one after the other.
 HELD_RUN = 8
+#: Groups of planes that one program holds in shared memory: programs of a multiprocessor and their warps, vectors of a
+#: thread in a piece, bytes of a piece's row at least. 48 microseconds at 32 x 256 x 3136 in bfloat16 (50 with one
+#: vector or 4 warps), against 58 read twice; 29 against 44 at 32 x 512 x 784 (31 with 8 warps).
+HELD_PLANES, HELD_PLANES_VECTORS, HELD_PLANES_ROW = ((4, 4), (3, 4), (2, 8), (1, 8)), 2, 128
 #: Programs for the whole call, if it has work for them.
 PROGRAMS = 8 * MULTIPROCESSORS
 
@@ -104,7 +109,6 @@ class Twice(NamedTuple):
     rows: int
     cols: int
     even: bool
-    stages: int
 
 
 class Split(NamedTuple):
@@ -114,6 +118,8 @@ class Split(NamedTuple):
     rows: int
     cols: int
     stages: int
+    num_warps: int
+    registers: int | None
     #: Programs that share an image, tiles of each, whether these cover images and channels; the same for dx.
     splits: int
     tiles: int
@@ -145,6 +151,21 @@ class Held(NamedTuple):
         return self.runs * self.stride * self.parts
 
 
+class HeldPlanes(NamedTuple):
+    """Groups of planes that stay in one program's shared memory between the sums and dx."""
+
+    #: Channels and columns of a piece, pieces of a group.
+    rows: int
+    cols: int
+    down: int
+    across: int
+    #: Programs of a multiprocessor, and of them warps, registers of a thread, and bytes.
+    each: int
+    num_warps: int
+    registers: int
+    shared_bytes: int
+
+
 class Tiling(NamedTuple):
     samples: int
     groups: int
@@ -157,9 +178,10 @@ class Tiling(NamedTuple):
     vector: int
     way: Rows | Whole | Shared | Twice | Split
     #: Instead, where large tensors begin at multiples of 16 bytes.
-    held: Held | None
+    held: Held | HeldPlanes | None
     #: Places in the workspace: sums [sample][piece or split][4][channel], of rows [program][2][column], of held pixels
-    #: [run][stride][part][2][channel]; gathered ones; c1 and c2 [sample][group][2]; words.
+    #: [run][stride][part][2][channel], of held planes [sample][2][channel]; gathered ones; c1 and c2
+    #: [sample][group][2]; words.
     partials: int
     gathered: int
     group_sums: int
@@ -219,6 +241,27 @@ def _hold(n: int, groups: int, group_channels: int, image: int, size: int, image
     return held
 
 
+def _hold_planes(group_channels: int, image: int, size: int, images: Images) -> HeldPlanes | None:
+    """Pieces that cover a group with as little beside it as can be, then those with the most channels."""
+    vector = 16 // size
+    steps = [step for pair in images.steps.values() for step in pair]
+    in_vectors = all(step % vector == 0 for step in (image, *steps))
+    in_32_bits = all(2 * group_channels * abs(step) < 2**31 for _, step in images.steps.values())
+    if not in_vectors or not in_32_bits:
+        return None
+    for each, num_warps in HELD_PLANES:
+        piece = num_warps * 32 * vector * HELD_PLANES_VECTORS
+        shapes = [(1 << i, piece >> i) for i in range(16) if (piece >> i) * size >= HELD_PLANES_ROW]
+        covers = [(rows, cols, -(-group_channels // rows), -(-image // cols)) for rows, cols in shapes]
+        rows, cols, down, across = min(covers, key=lambda cover: (cover[2] * cover[3], -cover[0]))
+        # With gamma, and what the sums of rows take on their way from warp to warp.
+        shared_bytes = down * across * piece * size * 2 + down * rows * 4 + 640
+        if each * (shared_bytes + 1024) <= SHARED_MEMORY:
+            registers = 65536 // (each * num_warps * 32) // 8 * 8  # of all that a multiprocessor has
+            return HeldPlanes(rows, cols, down, across, each, num_warps, registers, shared_bytes)
+    return None
+
+
 def _as_rows(n: int, groups: int, channels: int, image: int, vector: int, images: Images) -> Rows | None:
     row = channels // groups * image
     in_vectors = row % vector == 0 and all(outer % vector == 0 for outer, _ in images.steps.values())
@@ -228,10 +271,11 @@ def _as_rows(n: int, groups: int, channels: int, image: int, vector: int, images
     if not SHORTEST_ROW <= row <= LONGEST_WHOLE_ROW:
         return None
     cols = max(16, power_of_two(row))
-    rows = max(1, ROWS_TILE // cols)
+    programs_of_one = programs_of_rows(cols, True)
+    rows = programs_of_one.tile // cols
     tiles = -(-n // rows)
     programs = min(tiles, in_runs(tiles, -(-ROW_PROGRAMS // groups), 1))
-    return Rows(rows, cols, programs, warps_of_rows(cols, True))
+    return Rows(rows, cols, programs, programs_of_one.num_warps)
 
 
 def _whole(group_channels: int, image: int, size: int, pixels: bool) -> Whole | None:
@@ -253,23 +297,25 @@ def _shared(groups: int, group_channels: int, image: int, size: int) -> Shared |
     return Shared(rows, cols, even, pieces, parts, min(groups, SHARING // parts))
 
 
-def _twice(group_channels: int, image: int, size: int, stages: int) -> Twice | None:
+def _twice(group_channels: int, image: int, size: int) -> Twice | None:
     rows = power_of_two(group_channels)
-    most = LARGEST_TWICE if stages > 1 else LARGEST_TWICE // ELEMENT_BY_ELEMENT
-    if 2 * group_channels * image * size > most or rows > TWICE_TILE // 16:
+    if 2 * group_channels * image * size > LARGEST_TWICE or rows > TWICE_TILE // 16:
         return None
     tile = max(TWICE_TILE, min(2 * TWICE_TILE, TWICE_RUN * rows))
     cols = min(max(16, power_of_two(image)), tile // rows)
-    return Twice(rows, cols, group_channels % rows == 0 and image % cols == 0, stages)
+    return Twice(rows, cols, group_channels % rows == 0 and image % cols == 0)
 
 
 def _split(n: int, channels: int, image: int, pixels: bool, stages: int) -> Split:
+    tile, num_warps, registers = (PIXEL_TILE if pixels else TILE), SPLIT_WARPS, None
+    if stages == 1:
+        tile, num_warps, registers = SPLIT_ELEMENTS[pixels]
     if pixels:
         cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
-        rows = PIXEL_TILE // cols
+        rows = tile // cols
     else:
         cols = min(LONGEST_RUN, max(16, power_of_two(image)))
-        rows = min(power_of_two(channels), TILE // cols)
+        rows = min(power_of_two(channels), tile // cols)
     length, width = (rows, cols) if pixels else (cols, rows)
     pieces, most = -(-image // length), MOST_TILES
     if pixels:
@@ -280,7 +326,7 @@ def _split(n: int, channels: int, image: int, pixels: bool, stages: int) -> Spli
     tiles = -(-pieces // splits)
     dx_tiles, dx_splits = _share(pieces, n * -(-channels // width), PROGRAMS, MOST_TILES)
     even, dx_even = (channels % width == 0 and image % (length * count) == 0 for count in (tiles, dx_tiles))
-    return Split(rows, cols, stages, splits, tiles, even, dx_splits, dx_tiles, dx_even)
+    return Split(rows, cols, stages, num_warps, registers, splits, tiles, even, dx_splits, dx_tiles, dx_even)
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -301,26 +347,27 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     stages = STAGES if all(step % 16 == 0 for steps in images.steps.values() for step in steps) else 1
     way: Rows | Whole | Shared | Twice | Split | None
     way = _as_rows(n, groups, channels, image, vector, images) or _whole(group_channels, image, size, pixels)
-    if not way and not pixels and wants_dx:
-        if stages > 1:
-            way = _shared(n * groups, group_channels, image, size)
-        way = way or _twice(group_channels, image, size, stages)
+    if not way and not pixels and wants_dx and stages > 1:
+        way = _shared(n * groups, group_channels, image, size) or _twice(group_channels, image, size)
     way = way or _split(n, channels, image, pixels, stages)
-    held = None
-    if isinstance(way, Split) and pixels and wants_dx:
-        held = _hold(n, groups, group_channels, image, size, images)
+    held: Held | HeldPlanes | None = None
+    if wants_dx and not isinstance(way, (Rows, Whole)):
+        if not pixels:
+            held = _hold_planes(group_channels, image, size, images)
+        elif isinstance(way, Split):
+            held = _hold(n, groups, group_channels, image, size, images)
     if isinstance(way, Rows):
         partials = parts.take(way.programs * 2 * channels * image * 4)
         gathered = parts.take(gathered_bytes(way.programs, 2 * channels * image, image))
     else:
         count = n * (way.splits if isinstance(way, Split) else way.pieces if isinstance(way, Shared) else 1)
         partial, together = count * 4 * channels * 4, gathered_bytes(count, 4 * channels)
-        if held:
+        if isinstance(held, Held):
             partial = max(partial, held.partials * 2 * channels * 4)
             together = max(together, gathered_bytes(held.partials, 2 * channels))
         partials, gathered = parts.take(partial), parts.take(together)
     group_sums, words = parts.take(n * groups * 2 * 4), 0
-    if held:
+    if isinstance(held, Held):
         words = n * held.blocks * held.parts * held.groups
     elif isinstance(way, Shared):
         words = n * groups * way.parts

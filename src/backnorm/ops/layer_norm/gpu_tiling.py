@@ -13,19 +13,36 @@ from .tiling import lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
-#: Elements of a tile of short rows.
-TILE = 4096
-#: Programs that share the rows: two for each multiprocessor, one where a row fills it (204 against 219
-#: microseconds at 16384 x 8192 in bfloat16).
-PROGRAMS, PROGRAMS_OF_LONG_ROWS, LONG_ROW = 2 * MULTIPROCESSORS, MULTIPROCESSORS, 8192
-#: Warps, by columns of a tile at most and whether rows come in vectors of 16 bytes. Element by element, addresses take
-#: registers: with 4 warps 264 microseconds at 20000 x 525 in float32 instead of 84, with 8 103 instead of 95 at 4096 x
-#: 4275 in float16 (trials by hand).
-WARPS = {True: ((2048, 4), (LONGEST_WHOLE_ROW, 8)), False: ((128, 4), (2048, 8), (LONGEST_WHOLE_ROW, 16))}
+
+
+class RowPrograms(NamedTuple):
+    """Programs for rows of up to so many columns: how many on a multiprocessor, elements of a tile and warps of each,
+    registers of a thread at most."""
+
+    cols: int
+    each: int
+    tile: int
+    num_warps: int
+    registers: int | None = None
+
+
+#: In vectors, one program a multiprocessor where a row fills it (204 against 219 microseconds at 16384 x 8192 in
+#: bfloat16). Element by element, addresses take registers, and nothing is copied ahead: as many programs as can be wait
+#: for memory in turns, with as many elements as do not spill, however many rows there are. In trials by hand, 9342 x
+#: 1027 in float16 went from 76 to 46 microseconds (4096 elements and 8 warps before), 9342 x 527 from 44 to 33, 4610 x
+#: 329 from 18 to 13, 1403 x 2137 from 25 to 21; 150260 x 45 in bfloat16 took 61 with 2048 elements and takes 47.
+ROW_PROGRAMS = {
+    True: (RowPrograms(2048, 2, 4096, 4), RowPrograms(4096, 2, 4096, 8), RowPrograms(8192, 1, 8192, 8)),
+    False: (
+        RowPrograms(256, 4, 1024, 4, 128), RowPrograms(512, 3, 2048, 8, 80), RowPrograms(1024, 2, 2048, 8, 128),
+        RowPrograms(2048, 3, 2048, 8, 80), RowPrograms(4096, 2, 4096, 8, 128), RowPrograms(8192, 2, 8192, 16),
+    ),
+}  # fmt: skip
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
 #: multiprocessor, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
-#: the columns, 126 with half the columns and two programs a multiprocessor.
-CHUNK, WIDE_PROGRAMS, WIDE_WARPS = 8192, MULTIPROCESSORS, 8
+#: the columns, 126 with half the columns and two programs a multiprocessor. Element by element addresses take as many
+#: again: 61 against 83 at 993 x 9895 with half the columns.
+CHUNK, WIDE_PROGRAMS, WIDE_WARPS = {True: 8192, False: 4096}, MULTIPROCESSORS, 8
 
 
 class Tiling(NamedTuple):
@@ -48,6 +65,7 @@ class Tiling(NamedTuple):
     vector: int
     num_warps: int
     num_stages: int
+    registers: int | None
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
     #: [row][chunk].
     partials: int
@@ -56,8 +74,8 @@ class Tiling(NamedTuple):
     workspace_bytes: int
 
 
-def warps_of_rows(cols: int, in_vectors: bool) -> int:
-    return next(warps for most, warps in WARPS[in_vectors] if cols <= most)
+def programs_of_rows(cols: int, in_vectors: bool) -> RowPrograms:
+    return next(programs for programs in ROW_PROGRAMS[in_vectors] if cols <= programs.cols)
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -80,21 +98,21 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     size = max(itemsize(call.values[name].dtype) for name in ("gradOut", "input"))
     in_vectors = all(step % (16 // size) == 0 for step in (cols, *steps))
     vector = 16 // size if in_vectors else 1
-    # Elements of 2 bytes cannot be copied ahead, and those of 4 fill the registers. Of wide rows the compiler sees only
-    # whether they are multiples of 16 elements.
-    num_stages = 3 if all(step % 16 == 0 for step in (cols, *steps)) or (in_vectors and not wide) else 1
+    if wide:  # the compiler sees only whether they are multiples of 16 elements
+        in_vectors = all(step % 16 == 0 for step in (cols, *steps))
+    # Elements of 2 bytes cannot be copied ahead, and those of 4 fill the registers.
+    num_stages = 3 if in_vectors else 1
     if wide:
-        tile_rows, tile_cols, num_warps = 1, CHUNK, WIDE_WARPS
-        chunks = -(-cols // CHUNK)
+        tile_rows, tile_cols, num_warps, registers = 1, CHUNK[in_vectors], WIDE_WARPS, None
+        chunks = -(-cols // tile_cols)
         programs = max(1, min(rows, WIDE_PROGRAMS // chunks))
         runs = -(-rows // (programs * TILES_OF_A_RUN))
         long = shows and runs > 1
         partial_count = programs * runs if long else programs
     else:
         tile_cols = max(16, power_of_two(cols))
-        tile_rows = max(1, TILE // tile_cols)
-        num_warps = warps_of_rows(tile_cols, in_vectors)
-        programs = PROGRAMS_OF_LONG_ROWS if tile_cols >= LONG_ROW else PROGRAMS
+        _, each, elements, num_warps, registers = programs_of_rows(tile_cols, in_vectors)
+        tile_rows, programs = elements // tile_cols, each * MULTIPROCESSORS
         tiles = -(-rows // tile_rows)
         if shows and tile_rows > 1:
             programs = in_runs(tiles, programs, 1)
@@ -105,5 +123,5 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     words = parts.take(rows * chunks * 8)
     return Tiling(
         rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, long, partial_count,
-        vector, num_warps, num_stages, partials, gathered, words, parts.bytes,
+        vector, num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
     )  # fmt: skip
