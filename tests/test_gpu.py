@@ -145,7 +145,8 @@ UNALIGNED = [
     (1, 3, 0, 0, 0, None), (5, 3, 0, 0, 0, 2), (300, 7, 0, 0, 0, 100), (41, 97, 0, 0, 0, 17), (20, 97, 8, 16, 0, 3),
     (9, 97, 3, 0, 0, 4), (70, 131, 0, 0, 0, 69), (19, 131, 0, 0, 1, 0), (3, 525, 0, 0, 0, 1), (37, 525, 0, 0, 0, 9),
     (9, 525, 0, 0, 3, 4), (1, 769, 0, 0, 0, None), (35, 769, 0, 0, 0, 8), (35, 770, 0, 0, 0, 8), (18, 772, 0, 0, 0, 8),
-    (18, 1000, 0, 0, 0, 8), (10, 127, 0, 0, 0, 8), (3, 4275, 0, 0, 0, 1), (2, 8191, 0, 0, 0, 1),
+    (18, 1000, 0, 0, 0, 8), (10, 127, 0, 0, 0, 8), (3, 4275, 0, 0, 0, 1), (2, 8191, 0, 0, 0, 1), (17, 257, 0, 0, 0, 5),
+    (21, 329, 0, 0, 1, 2), (7, 1025, 0, 0, 0, 3), (5, 1537, 2, 0, 0, 4), (4, 2049, 0, 0, 0, 0), (3, 3553, 0, 0, 0, 2),
 ]  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def test_rows_that_do_not_begin_on_16_bytes(
     rows: int, cols: int, dy_gap: int, gap: int, past: int, bad: int | None, dtype: str, monkeypatch: Any
 ) -> None:
     """Elements of other rows and of what lies around a tensor: none of them counts, and none is written."""
-    monkeypatch.setattr(ln_tiling, "MULTIPROCESSORS", 5)  # so that they have several tiles
+    monkeypatch.setattr(ln_tiling, "MULTIPROCESSORS", 1)  # so that they have several tiles
     kind = DTYPES[dtype]
     dy, x = _random((rows, cols), kind, 1), _random((rows, cols), kind, 2)
     values = {
@@ -227,7 +228,7 @@ def test_group_norm(n: int, c: int, hw: int, group: int, pixels: bool, dtype: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "c", "hw", "group"), [(3, 8, 64, 2), (2, 12, 131, 4), (2, 6, 1, 3), (1, 5, 700, 1)])
+@pytest.mark.parametrize(("n", "c", "hw", "group"), [(3, 8, 64, 2), (2, 12, 144, 4), (2, 6, 16, 3), (1, 5, 688, 1)])
 def test_groups_that_one_program_reads_twice(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,11 +378,40 @@ def test_held_pixels_of_strided_views_in_many_turns(n: int, dtype: str, monkeypa
 
 
 @on_gpu_alone
-@pytest.mark.parametrize("dtype", SIZES)
-def test_pixels_that_do_not_begin_on_16_bytes_are_not_held(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    n, c, hw, group, kind = 3, 64, 900, 4, DTYPES[dtype]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 700])
+def test_held_planes_of_strided_views(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps behind images and samples, others for each tensor, which stay as they are."""
+    monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
     held = _count_held(monkeypatch)
-    dy, x, dx = (_random((n * hw * c + 1,), kind, i)[1:].view(n, hw, c).transpose(1, 2) for i in (1, 2, 3))
+    c, hw, group, kind = 24, 520, 3, DTYPES[dtype]
+    whole = [_random((n, c + more, hw + 8 * more), kind, more) for more in (1, 2, 3)]
+    dy, x, dx = (t[:, :c, :hw] for t in whole)
+    beside = whole[2].clone()
+    values = {
+        "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
+        "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
+        "HxW": hw, "group": group, "outputMask": (True, True, True),
+    }  # fmt: skip
+    outputs = {"gradInput": dx.fill_(float("nan"))}
+    outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
+    _run("group_norm_backward", values, outputs)
+    _judge(gn, values, {**outputs, "gradInput": dx.contiguous()})
+    whole[2][:, :c, :hw] = beside[:, :c, :hw]
+    assert torch.equal(whole[2], beside)
+    assert held
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.parametrize("pixels", [False, True])
+def test_images_that_do_not_begin_on_16_bytes_are_not_held(
+    pixels: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, c, hw, group, kind = 3, 64, 904, 4, DTYPES[dtype]
+    held = _count_held(monkeypatch)
+    flat = [_random((n * hw * c + 1,), kind, i)[1:] for i in (1, 2, 3)]
+    dy, x, dx = (t.view(n, hw, c).transpose(1, 2) if pixels else t.view(n, c, hw) for t in flat)
     values = {
         "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
         "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
@@ -480,7 +510,8 @@ def _count_held(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_an_infinite_gamma_of_groups_that_all_programs_share(pixels: bool) -> None:
+def test_an_infinite_gamma_of_groups_that_all_programs_share(pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gn_tiling, "HELD_PLANES", ())
     _group_norm(2, 12, 3000, 2, pixels, torch.float32, infinite=True)
 
 
@@ -543,11 +574,13 @@ def test_runs_of_wide_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     test_layer_norm(rows, 50, "float32")
 
 
-@pytest.mark.parametrize("hw", [384, 400, 789])
+@pytest.mark.parametrize("hw", [384, 400, 784, 789])
 def test_runs_of_groups(hw: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, gn_tiling, LARGEST_SMALL_IMAGE=0, LARGEST_WHOLE_GROUP=0, SHARING=0, TWICE_TILE=32, TWICE_RUN=16)
+    _patch(monkeypatch, gn_tiling, LARGEST_SMALL_IMAGE=0, LARGEST_WHOLE_GROUP=0, HELD_PLANES=(), SHARING=0)
+    _patch(monkeypatch, gn_tiling, TWICE_TILE=32, TWICE_RUN=16)
     _group_norm(2, 4, hw, 2, False, torch.float32, infinite=True)
     _patch(monkeypatch, gn_tiling, LARGEST_TWICE=0, TILE=32, LONGEST_RUN=16, MOST_TILES=200)
+    _patch(monkeypatch, gn_tiling, SPLIT_ELEMENTS={False: (32, 4, None), True: (64, 4, None)})
     _group_norm(2, 3, hw, 1, False, torch.float32)
     _patch(monkeypatch, gn_tiling, PIXEL_TILE=64, FEWEST_PIXEL_TILES=200)
     _group_norm(1, 6, hw // 4, 2, True, torch.float32)
@@ -830,7 +863,8 @@ def test_a_sample_has_the_same_bits_whatever_its_neighbours(
 
 @on_gpu
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(2000000, 64), (200000, 700), (9000, 4096), (40000, 8192), (4096, 16384), (300, 1000000)]
+    ("rows", "cols"),
+    [(2000000, 64), (200000, 700), (100000, 1027), (9000, 4096), (40000, 8192), (4096, 16384), (300, 1000000)],
 )
 def test_rows_that_are_all_alike(rows: int, cols: int) -> None:
     """Where roundings all go the same way, sums must not be one long chain: within the bound, or (rows of 2049 to 8192

@@ -1,4 +1,4 @@
-"""GroupNorm's kernel in Gluon, step by step on NumPy arrays: what the GPU's tests see of it without a GPU."""
+"""GroupNorm's kernel in Gluon for pixels, step by step on NumPy arrays: what can be seen of it without a GPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """GroupNorm backward on a GPU, for planes (NCHW) and pixels (channels-last).
 
 A group that fits one program's registers is read once; those of small images are LayerNorm's rows, which come in whole
-vectors. Of larger groups of planes, some are read twice by one program, the second time from the caches, and others
-once by programs that share them, as most pixels are. All else is read twice by all: sums of each channel, sums of each
-group, dx.
+vectors. So is a group of planes that fits its shared memory. Of larger ones, some are read twice by one program, the
+second time from the caches, and others once by programs that share them, as most pixels are. All else is read twice by
+all: sums of each channel, sums of each group, dx.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ WHOLE_WARP = 1024
 #: Groups of planes of images up to this size are rows, if they have so many elements: 256 x 2048 x 49 in bfloat16 takes
 #: 73 instead of 215 microseconds, 32 x 1024 x 196 (6272 elements) 48 instead of 69, but 128 x 256 x 196 (784) 29
 #: instead of 21: the sums of elements are still to be added up then.
-LARGEST_SMALL_IMAGE, SHORTEST_ROW, ROW_PROGRAMS = 256, 2048, 2 * MULTIPROCESSORS
+LARGEST_SMALL_IMAGE, SHORTEST_ROW, PROGRAMS_OF_ROWS = 256, 2048, 2 * MULTIPROCESSORS
 #: Groups of planes that one program reads twice, the second time from the caches: bytes of one of both inputs at most,
 #: elements of a tile (twice as many where that makes runs of this length), and warps. 58 microseconds at 32 x 256 x
 #: 3136 in bfloat16, against 77 in launches of their own and 72 by programs that share a group; 39 at 8 x 512 x 4096, 43
@@ -67,7 +67,7 @@ HELD_GROUPS, HELD_WORDS, HELD_UNITS, HELD_FULL = 16, 2048, 2, 0.6
 HELD_RUN = 8
 #: Groups of planes that one program holds in shared memory: programs of a multiprocessor and their warps, vectors of a
 #: thread in a piece, bytes of a piece's row at least. 48 microseconds at 32 x 256 x 3136 in bfloat16 (50 with one
-#: vector or 4 warps), against 58 read twice; 29 against 44 at 32 x 512 x 784 (31 with 8 warps).
+#: vector or 4 warps), against 58 read twice; 28 against 44 at 32 x 512 x 784 (31 with 8 warps).
 HELD_PLANES, HELD_PLANES_VECTORS, HELD_PLANES_ROW = ((4, 4), (3, 4), (2, 8), (1, 8)), 2, 128
 #: Programs for the whole call, if it has work for them.
 PROGRAMS = 8 * MULTIPROCESSORS
@@ -177,7 +177,7 @@ class Tiling(NamedTuple):
     #: Elements of a vector of 16 bytes.
     vector: int
     way: Rows | Whole | Shared | Twice | Split
-    #: Instead, where large tensors begin at multiples of 16 bytes.
+    #: Instead, where large tensors begin at multiples of 16 bytes and there is so much shared memory.
     held: Held | HeldPlanes | None
     #: Places in the workspace: sums [sample][piece or split][4][channel], of rows [program][2][column], of held pixels
     #: [run][stride][part][2][channel], of held planes [sample][2][channel]; gathered ones; c1 and c2
@@ -257,7 +257,7 @@ def _hold_planes(group_channels: int, image: int, size: int, images: Images) -> 
         # With gamma, and what the sums of rows take on their way from warp to warp.
         shared_bytes = down * across * piece * size * 2 + down * rows * 4 + 640
         if each * (shared_bytes + 1024) <= SHARED_MEMORY:
-            registers = 65536 // (each * num_warps * 32) // 8 * 8  # of all that a multiprocessor has
+            registers = min(255, 65536 // (each * num_warps * 32) // 8 * 8)  # of all that a multiprocessor has
             return HeldPlanes(rows, cols, down, across, each, num_warps, registers, shared_bytes)
     return None
 
@@ -274,7 +274,7 @@ def _as_rows(n: int, groups: int, channels: int, image: int, vector: int, images
     programs_of_one = programs_of_rows(cols, True)
     rows = programs_of_one.tile // cols
     tiles = -(-n // rows)
-    programs = min(tiles, in_runs(tiles, -(-ROW_PROGRAMS // groups), 1))
+    programs = min(tiles, in_runs(tiles, -(-PROGRAMS_OF_ROWS // groups), 1))
     return Rows(rows, cols, programs, programs_of_one.num_warps)
 
 

@@ -13,6 +13,8 @@ from .tiling import lay_out_rows
 
 #: Rows up to this stay in one program's registers.
 LONGEST_WHOLE_ROW = 8192
+#: Of rows up to this, no program adds up more than a run of tiles, where results show it.
+LONGEST_IN_RUNS = 2048
 
 
 class RowPrograms(NamedTuple):
@@ -114,7 +116,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         _, each, elements, num_warps, registers = programs_of_rows(tile_cols, in_vectors)
         tile_rows, programs = elements // tile_cols, each * MULTIPROCESSORS
         tiles = -(-rows // tile_rows)
-        if shows and tile_rows > 1:
+        if shows and tile_cols <= LONGEST_IN_RUNS:
             programs = in_runs(tiles, programs, 1)
         programs = min(tiles, programs)
         chunks, partial_count, long = 0, programs, False
