@@ -1,9 +1,14 @@
-"""Several threads, a stream each."""
+"""Several threads, a stream each; and what a forked child finds of their locks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,8 @@ import pytest
 from backnorm import acl
 from backnorm.accuracy import excess
 from backnorm.ops import OPS
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
 
 from .calls import Good, make_values, truth
 from .doors import fill, lay_out
@@ -67,3 +74,27 @@ def test_four_threads_run_all_operators_a_hundred_times() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert max(pool.map(work, range(4))) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_fork_waits_for_kernels_that_another_thread_makes() -> None:
+    """A child would find the locks around them held by a thread it has not, and wait for ever."""
+    begun = threading.Event()
+
+    class Slow:
+        def prepare(self, plan: Any) -> Any:
+            begun.set()
+            time.sleep(0.3)
+            return print
+
+    op = OPS["layer_norm_backward"]
+    plan = replace(make_plan(op, op.good, "Any", ARRAYS), backend=Slow())
+    thread = threading.Thread(target=lambda: plan.runner)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        os._exit(plan.runner is not print)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from . import backends
+from .forks import preparing
 from .ops import OPS
 from .products import PRODUCTS
 from .spec import INVALID, Call, OpSpec, TensorDesc
 from .status import AclnnError, Status
+
+
+class _Prepared:
+    """What does a plan's work, made when it is first asked for and kept with the plan."""
+
+    def __get__(self, plan: Plan, _: Any) -> backends.Runner:
+        kept: dict[str, backends.Runner] = vars(plan)
+        with preparing:
+            if "runner" not in kept:
+                kept["runner"] = plan.backend.prepare(plan)
+            return kept["runner"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,7 @@ class Plan:
         """The tensors whose addresses `execute` takes."""
         return (*self.reads, *self.writes)
 
-    @cached_property
-    def runner(self) -> backends.Runner:
-        """What does the work."""
-        return self.backend.prepare(self)
+    runner = _Prepared()
 
     def execute(self, workspace: int, addresses: Sequence[int], stream: int | None = None) -> None:
         """Run on `workspace_bytes` of scratch memory and the tensors, each by the address of its first element; on a

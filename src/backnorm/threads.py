@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from .forks import preparing
+
 
 def _usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
@@ -148,7 +150,7 @@ _forked = False
 
 def _get_pool() -> _Pool | _OpenMP:
     global _pool
-    with _pool_lock:
+    with preparing, _pool_lock:
         if _pool is None:
             _pool = _Pool()
         return _pool

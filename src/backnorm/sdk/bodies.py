@@ -16,6 +16,7 @@ from .. import acl, aclnn
 from ..acl.entry import attempt
 from ..acl.messages import AclFailure, add_internal_error, take_messages
 from ..acl.runtime import runtime
+from ..forks import preparing
 from ..ops import OPS
 from ..spec import C, OpSpec
 from ..status import Status
@@ -188,13 +189,13 @@ def _phase_two(op: OpSpec, lib: Any) -> Body:
     return body
 
 
-_loaded, _loading = False, threading.Lock()
+_loaded = False
 
 
 def _load_kernels(lib: Any) -> None:
     """What compiles kernels is loaded here and not on a stream's thread, so that exit() comes to us before it."""
     global _loaded
-    with _loading:
+    with preparing:
         if _loaded:
             return
         if runtime.hardware.tensors == "cpu":

@@ -16,6 +16,7 @@ import torch
 
 from ..arrays import torch_desc
 from ..datatypes import NUMPY
+from ..forks import free_in_children
 from ..functional import execute, kind_of_call
 from ..ops import OPS
 from ..plan import Plan
@@ -127,7 +128,7 @@ def _refuse_freed(plan: Plan, addresses: Sequence[int]) -> None:
 # --- what was done ----------------------------------------------------------------------------------------------------
 
 _counts: Counter[tuple[str, str]] = Counter()
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 
 
 def count(op_name: str, where: str) -> None:
