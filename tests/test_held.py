@@ -6,7 +6,7 @@ import ast
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ from backnorm.backends import _Cuda
 from backnorm.datatypes import DataType
 from backnorm.ops import OPS, _held
 from backnorm.ops._launch import Launch, Pointer
-from backnorm.ops.group_norm import gpu, gpu_held, gpu_tiling
+from backnorm.ops.group_norm import gpu, gpu_held, gpu_held_planes, gpu_tiling
 from backnorm.ops.group_norm import reference as gn
 from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
@@ -39,66 +39,70 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 UNTOUCHED = 7.0
 
 
-class Pixels(NamedTuple):
-    """(n, c, hw) whose channels lie side by side, with others behind them."""
-
-    tensor: torch.Tensor
-    memory: torch.Tensor
-
-
-def _pixels(n: int, c: int, hw: int, more: int, kind: torch.dtype, seed: int) -> Pixels:
-    memory = torch.randn(n, hw, c + more, generator=torch.Generator().manual_seed(seed)).to(kind)
-    return Pixels(memory[:, :, :c].transpose(1, 2), memory)
-
-
 def array_of(tensor: torch.Tensor) -> Any:
     flat = tensor.reshape(-1)
     return (flat.float() if tensor.dtype == torch.bfloat16 else flat).numpy().copy()
 
 
-def _check(
-    n: int, c: int, hw: int, group: int, dtype: str, more: tuple[int, int, int] = (0, 0, 0), gamma: Any = None,
-    kernel: Any = HOLD,
-) -> gpu_tiling.Held:  # fmt: skip
-    """Both ways to launch it: dx and the sums of both are the reference's, and nothing else is written."""
-    kind = DTYPES[dtype]
-    dy, x, dx = (_pixels(n, c, hw, gap, kind, seed) for seed, gap in enumerate(more))
+def _images(n: int, c: int, hw: int, more: int, pixels: bool, kind: torch.dtype, seed: int) -> tuple[Any, Any]:
+    """(n, c, hw) with `more` elements behind each pixel or plane, and the memory it is in."""
+    shape = (n, hw, c + more) if pixels else (n, c, hw + more)
+    memory = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(kind)
+    return memory[:, :, :c].transpose(1, 2) if pixels else memory[:, :, :hw], memory
+
+
+def check(
+    kernel: Any, pixels: bool, n: int, c: int, hw: int, group: int, dtype: str,
+    more: tuple[int, int, int] = (0, 0, 0), gamma: Any = None, rstd_of_first: float | None = None,
+) -> Any:  # fmt: skip
+    """In all ways to launch it, dx and the sums are the reference's, and nothing else is written."""
+    images = [_images(n, c, hw, gap, pixels, DTYPES[dtype], seed) for seed, gap in enumerate(more)]
+    large = dict(zip(("gradOut", "input", "gradInput"), images))
     mean, rstd = (torch.randn(n, group, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
+    if rstd_of_first is not None:
+        rstd[0, 0] = rstd_of_first
     small = {"mean": mean, "rstd": rstd, **({} if gamma is None else {"gamma": gamma})}
     outputs = {"gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c)}
-    tensors = {"gradOut": dy.tensor, "input": x.tensor, "gradInput": dx.tensor, **small, **outputs}
+    tensors = {**{name: view for name, (view, _) in large.items()}, **small, **outputs}
     numbers = {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True, True, True)}
     values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
     values |= {"gamma": values.get("gamma"), "workspaceSize": True, "executor": True, **numbers}
     plan = make_plan(OP, values, "Any", ARRAYS)
     tiling = _Cuda(OP.folder).tile(plan.call, plan.writes)
-    (together,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held.hold)
+    held_by = gpu_held.hold if pixels else gpu_held_planes.hold_planes
+    (together,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is held_by)
     held = tiling.held
+    count = held.partials if pixels else n
     given = {**{k: v.double().numpy() for k, v in tensors.items() if k in (*small, "gradOut", "input")}, **numbers}
     given.setdefault("gamma", None)
     golden, terms = gn.reference(given), gn.terms(given)
-    results = []
-    for launches in ([together], together.apart):
-        workspace = np.full(tiling.workspace_bytes + 8, 0xFF, np.uint8)  # as float32: NaN
+    results = set()
+    for launches in ([together], *([together.apart] if together.apart else [])):
+        workspace = np.full(tiling.workspace_bytes + 8, 0xFF, np.uint8)  # as float32: NaN; as words: empty
         workspace = workspace[-workspace.ctypes.data % 8 :]  # words lie at multiples of 8 bytes
-        words = n * held.blocks * held.parts * held.groups
-        workspace[tiling.words :][: 8 * words].view(np.int64)[:] = -1
-        memory = {"gradOut": array_of(dy.memory), "input": array_of(x.memory), "gradInput": array_of(dx.memory)}
+        memory = {name: array_of(whole) for name, (_, whole) in large.items()}
         memory["gradInput"][:] = UNTOUCHED
         memory |= {name: array_of(tensor) for name, tensor in small.items()}
         for launch in launches:
             run(kernel, launch, memory, workspace, dtype)
-        written = memory["gradInput"].reshape(n, hw, c + more[2])
-        assert (written[:, :, c:] == UNTOUCHED).all()
-        array = written[:, :, :c].transpose(0, 2, 1)
+        written = memory["gradInput"].reshape(large["gradInput"][1].shape)
+        length = c if pixels else hw
+        assert (written[:, :, length:] == UNTOUCHED).all()
+        array = written[:, :, :length].transpose(0, 2, 1) if pixels else written[:, :, :length]
         array = array.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array
         assert excess(array, golden["gradInput"].reshape(n, c, hw), terms["gradInput"].reshape(n, c, hw)) <= 1
-        partials = workspace[tiling.partials :][: held.partials * 2 * c * 4].view(np.float32).reshape(-1, 2, c)
+        partials = workspace[tiling.partials :][: count * 2 * c * 4].view(np.float32).reshape(-1, 2, c)
         for i, name in enumerate(("gradBetaOut", "gradGammaOut")):
             total = partials[:, i].sum(0, dtype=np.float64).astype(np.float32)
             assert excess(total, golden[name].reshape(c), terms[name].reshape(c)) <= 1, name
-        results.append((array.tobytes(), partials.tobytes()))
-    assert results[0] == results[1]
+        results.add((array.tobytes(), partials.tobytes()))
+    assert len(results) == 1
+    return held
+
+
+def _check(*call: Any, kernel: Any = HOLD, **more: Any) -> gpu_tiling.Held:
+    held = check(kernel, True, *call, **more)
+    assert isinstance(held, gpu_tiling.Held)
     return held
 
 

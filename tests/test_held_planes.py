@@ -5,71 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from .test_held import DTYPES, HELD, OP, UNTOUCHED, array_of, gluon_on_numpy, run  # first: it sets the environment
+from .test_held import DTYPES, HELD, check, gluon_on_numpy  # first: it sets the environment
 
 pytest.importorskip("triton")
 
-from backnorm.accuracy import excess
-from backnorm.arrays import describe
-from backnorm.backends import _Cuda
 from backnorm.ops.group_norm import gpu, gpu_held_planes, gpu_tiling
-from backnorm.ops.group_norm import reference as gn
-from backnorm.plan import make_plan
-from backnorm.spec import ARRAYS
 
 SOURCE = Path(gpu_held_planes.__file__).read_text(encoding="utf-8")
 HOLD = gluon_on_numpy.load(SOURCE, gpu_held_planes.__package__, _held=HELD).hold_planes
 
 
-def _check(
-    n: int, c: int, hw: int, group: int, dtype: str, more: tuple[int, int, int] = (0, 0, 0), gamma: Any = None,
-    rstd_of_first: float | None = None, kernel: Any = HOLD,
-) -> gpu_tiling.HeldPlanes:  # fmt: skip
-    """dx and the sums are the reference's, and nothing else is written. `more`: elements behind each image."""
-    kind = DTYPES[dtype]
-    dy, x, dx = (
-        torch.randn(n, c, hw + gap, generator=torch.Generator().manual_seed(seed)).to(kind)
-        for seed, gap in enumerate(more)
-    )
-    mean, rstd = (torch.randn(n, group, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
-    if rstd_of_first is not None:
-        rstd[0, 0] = rstd_of_first
-    small = {"mean": mean, "rstd": rstd, **({} if gamma is None else {"gamma": gamma})}
-    outputs = {"gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c)}
-    large = {"gradOut": dy[:, :, :hw], "input": x[:, :, :hw], "gradInput": dx[:, :, :hw]}
-    tensors = {**large, **small, **outputs}
-    numbers = {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True, True, True)}
-    values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
-    values |= {"gamma": values.get("gamma"), "workspaceSize": True, "executor": True, **numbers}
-    plan = make_plan(OP, values, "Any", ARRAYS)
-    tiling = _Cuda(OP.folder).tile(plan.call, plan.writes)
-    (launch,) = (
-        one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held_planes.hold_planes
-    )
-    given = {**{k: v.double().numpy() for k, v in tensors.items() if k in (*small, "gradOut", "input")}, **numbers}
-    given.setdefault("gamma", None)
-    golden, terms = gn.reference(given), gn.terms(given)
-    workspace = np.full(tiling.workspace_bytes + 8, 0xFF, np.uint8)  # as float32: NaN
-    workspace = workspace[-workspace.ctypes.data % 8 :]
-    memory = {"gradOut": array_of(dy), "input": array_of(x), "gradInput": array_of(dx)}
-    memory["gradInput"][:] = UNTOUCHED
-    memory |= {name: array_of(tensor) for name, tensor in small.items()}
-    run(kernel, launch, memory, workspace, dtype)
-    written = memory["gradInput"].reshape(n, c, hw + more[2])
-    assert (written[:, :, hw:] == UNTOUCHED).all()
-    array = written[:, :, :hw]
-    array = array.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array
-    assert excess(array, golden["gradInput"].reshape(n, c, hw), terms["gradInput"].reshape(n, c, hw)) <= 1
-    partials = workspace[tiling.partials :][: n * 2 * c * 4].view(np.float32).reshape(-1, 2, c)
-    for i, name in enumerate(("gradBetaOut", "gradGammaOut")):
-        total = partials[:, i].sum(0, dtype=np.float64).astype(np.float32)
-        assert excess(total, golden[name].reshape(c), terms[name].reshape(c)) <= 1, name
-    held = tiling.held
+def _check(*call: Any, kernel: Any = HOLD, **more: Any) -> gpu_tiling.HeldPlanes:
+    held = check(kernel, False, *call, **more)
     assert isinstance(held, gpu_tiling.HeldPlanes)
     return held
 
