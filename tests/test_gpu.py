@@ -215,6 +215,15 @@ def _image(n: int, c: int, hw: int, pixels: bool, kind: torch.dtype, seed: int) 
     return _random((n, hw, c), kind, seed).transpose(1, 2) if pixels else _random((n, c, hw), kind, seed)
 
 
+def _group_norm_values(dy: torch.Tensor, x: torch.Tensor, group: int) -> dict[str, Any]:
+    n, c, hw = x.shape
+    return {
+        "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
+        "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
+        "HxW": hw, "group": group, "outputMask": (True, True, True),
+    }  # fmt: skip
+
+
 GN = [
     (2, 6, 5, 3), (3, 8, 49, 2), (1, 3, 1, 1), (2, 12, 700, 2), (1, 4, 9000, 2), (2, 40, 131, 4), (4, 2, 3, 2),
     (1, 64, 2048 if ON_GPU else 640, 4),
@@ -364,11 +373,7 @@ def test_held_pixels_of_strided_views_in_many_turns(n: int, dtype: str, monkeypa
         monkeypatch.setattr(gn_tiling, "HELD_TURNS", turns)
         monkeypatch.setattr(gn_tiling, "LARGEST_WHOLE_GROUP", 0)
         dy, x, dx = (_random((n, hw, wider), kind, wider)[:, :, :c].transpose(1, 2) for wider in (80, 96, 128))
-        values = {
-            "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
-            "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
-            "HxW": hw, "group": group, "outputMask": (True, True, True),
-        }  # fmt: skip
+        values = _group_norm_values(dy, x, group)
         beside = dx.transpose(1, 2)._base[:, :, c:].clone()
         outputs = {"gradInput": dx.fill_(float("nan"))}
         outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
@@ -389,11 +394,7 @@ def test_held_planes_of_strided_views(n: int, dtype: str, monkeypatch: pytest.Mo
     whole = [_random((n, c + more, hw + 8 * more), kind, more) for more in (1, 2, 3)]
     dy, x, dx = (t[:, :c, :hw] for t in whole)
     beside = whole[2].clone()
-    values = {
-        "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
-        "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
-        "HxW": hw, "group": group, "outputMask": (True, True, True),
-    }  # fmt: skip
+    values = _group_norm_values(dy, x, group)
     outputs = {"gradInput": dx.fill_(float("nan"))}
     outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
     _run("group_norm_backward", values, outputs)
@@ -413,11 +414,7 @@ def test_images_that_do_not_begin_on_16_bytes_are_not_held(
     held = _count_held(monkeypatch)
     flat = [_random((n * hw * c + 1,), kind, i)[1:] for i in (1, 2, 3)]
     dy, x, dx = (t.view(n, hw, c).transpose(1, 2) if pixels else t.view(n, c, hw) for t in flat)
-    values = {
-        "gradOut": dy, "input": x, "mean": _random((n, group), torch.float32, 3),
-        "rstd": _random((n, group), torch.float32, 4), "gamma": _random((c,), torch.float32, 5), "N": n, "C": c,
-        "HxW": hw, "group": group, "outputMask": (True, True, True),
-    }  # fmt: skip
+    values = _group_norm_values(dy, x, group)
     outputs = {"gradInput": dx.fill_(float("nan"))}
     outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
     _run("group_norm_backward", values, outputs)
@@ -517,12 +514,9 @@ def test_an_infinite_gamma_of_groups_that_all_programs_share(pixels: bool, monke
 
 
 def _group_norm(n: int, c: int, hw: int, group: int, pixels: bool, kind: torch.dtype, infinite: bool = False) -> None:
-    values = {
-        "gradOut": _image(n, c, hw, pixels, kind, 1), "input": _image(n, c, hw, pixels, kind, 2),
-        "mean": _random((n, group), torch.float32, 3), "rstd": _random((n, group), torch.float32, 4),
-        "gamma": _random((c,), torch.float32, 5) if hw != 49 else None, "N": n, "C": c, "HxW": hw, "group": group,
-        "outputMask": (True, True, True),
-    }  # fmt: skip
+    values = _group_norm_values(*(_image(n, c, hw, pixels, kind, seed) for seed in (1, 2)), group)
+    if hw == 49:
+        values["gamma"] = None
     if infinite and values["gamma"] is not None:
         values["gamma"][c // 2] = float("inf")
     outputs = {
@@ -581,9 +575,8 @@ def test_runs_of_groups(hw: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _patch(monkeypatch, gn_tiling, TWICE_TILE=32, TWICE_RUN=16)
     _group_norm(2, 4, hw, 2, False, torch.float32, infinite=True)
     _patch(monkeypatch, gn_tiling, LARGEST_TWICE=0, TILE=32, LONGEST_RUN=16, MOST_TILES=200)
-    _patch(monkeypatch, gn_tiling, SPLIT_ELEMENTS={False: (32, 4, None), True: (64, 4, None)})
     _group_norm(2, 3, hw, 1, False, torch.float32)
-    _patch(monkeypatch, gn_tiling, PIXEL_TILE=64, FEWEST_PIXEL_TILES=200)
+    _patch(monkeypatch, gn_tiling, PIXEL_TILE=64, ELEMENTWISE_PIXELS=64, FEWEST_PIXEL_TILES=200)
     _group_norm(1, 6, hw // 4, 2, True, torch.float32)
 
 

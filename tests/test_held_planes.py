@@ -70,7 +70,7 @@ def test_a_huge_rstd_is_the_first_groups_alone(rstd: float) -> None:
     [
         ("wait_group(PIECES - FIRST)", "wait_group(PIECES - FIRST + 1)"),
         ("if down == DOWN // 2:", "if down == DOWN // 2 + 1:"),
-        ("piece, dy_ptr, x_ptr, group + step, count", "piece, dy_ptr, x_ptr, group, count"),
+        ("piece, dy_ptr, x_ptr, then, count", "piece, dy_ptr, x_ptr, group, count"),
         ("c1 += gl.where(inner < WIDTH, s1", "c1 = gl.where(inner < WIDTH, s1"),
         ("inside = (inner < WIDTH)[:, None] & (col //", "inside = (inner < ROWS)[:, None] & (col //"),
         ("gl.where(group < count, WIDTH, 0)", "gl.where(group < count, ROWS, 0)"),

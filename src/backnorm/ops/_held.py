@@ -15,6 +15,12 @@ fetch = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 
 
 @gluon.jit
+def statistics(mean_ptr, rstd_ptr, at, there):
+    mean, rstd = gl.load(mean_ptr + at, mask=there, other=0.0), gl.load(rstd_ptr + at, mask=there, other=0.0)
+    return mean.to(gl.float32), rstd.to(gl.float32)
+
+
+@gluon.jit
 def in_float32(t):
     """(Triton takes three instructions for two numbers of bfloat16, not two.)"""
     if t.dtype == gl.bfloat16:

@@ -106,16 +106,16 @@ def _by_all_twice(call: _Call, way: Split) -> list[Launch]:
     sizes = {"HAS_W": call.has_w, "PIXELS": pixels, "ROWS": way.rows, "COLS": way.cols}
     numbers: tuple[Any, ...] = (*call.inputs, call.partials, *call.sizes, way.splits, *call.in_steps)
     constants = {**sizes, "EVEN": way.even, "TILES": way.tiles, "STAGES": way.stages}
-    sums = Launch(split_sums, (n * way.splits * across,), numbers, constants, way.num_warps)
-    kernels = [sums._replace(registers=way.registers)]
+    warps, registers = gpu_tiling.SPLIT_WARPS, way.registers
+    kernels = [Launch(split_sums, (n * way.splits * across,), numbers, constants, warps, registers=registers)]
     if call.wants_dx:
         constants = {"CHANNELS": power_of_two(width), "SPLITS": max(1, min(16, 1024 // power_of_two(width)))}
         numbers = (call.partials, group_sums, groups, width, call.share, way.splits)
         kernels.append(Launch(sum_groups, (n * groups,), numbers, constants, 1))
         constants = {**sizes, "EVEN": way.dx_even, "TILES": way.dx_tiles}
         numbers = (*call.inputs, call.dx, group_sums, *call.sizes, way.dx_splits, *call.in_steps, *call.out_steps)
-        dx = Launch(split_dx, (n * way.dx_splits * across,), numbers, constants, way.num_warps)
-        kernels.append(dx._replace(registers=way.registers))
+        grid = (n * way.dx_splits * across,)
+        kernels.append(Launch(split_dx, grid, numbers, constants, warps, registers=registers))
     return kernels
 
 
@@ -152,8 +152,8 @@ def _by_one_in_shared_memory(call: _Call, held: HeldPlanes) -> list[Launch]:
     }  # fmt: skip
     numbers = (*call.inputs, call.dx, call.partials, count, groups, image, call.share, *steps)
     grid = (min(count, held.each * MULTIPROCESSORS),)
-    launch = Launch(hold_planes, grid, numbers, constants, held.num_warps)
-    return [launch._replace(registers=held.registers, shared_bytes=held.shared_bytes)]
+    launch = Launch(hold_planes, grid, numbers, constants, held.num_warps, registers=held.registers)
+    return [launch._replace(shared_bytes=held.shared_bytes)]
 
 
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:

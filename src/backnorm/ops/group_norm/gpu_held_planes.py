@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from .._held import add_pairs, fetch, in_float32
+from .._held import add_pairs, fetch, in_float32, statistics
 
 
 @gluon.jit
@@ -30,13 +30,6 @@ def _fetch_piece(
     fetch(dy_slots.index(piece), dy_ptr + dy_from + (inner[:, None] * (dy_c * VECTOR) + col[None, :]), inside)
     fetch(x_slots.index(piece), x_ptr + x_from + (inner[:, None] * (x_c * VECTOR) + col[None, :]), inside)
     async_copy.commit_group()
-
-
-@gluon.jit
-def _statistics(mean_ptr, rstd_ptr, group, count):
-    there = group < count
-    mean, rstd = gl.load(mean_ptr + group, mask=there, other=0.0), gl.load(rstd_ptr + group, mask=there, other=0.0)
-    return mean.to(gl.float32), rstd.to(gl.float32)
 
 
 @gluon.jit
@@ -89,7 +82,7 @@ def hold_planes(
             slots, piece, dy_ptr, x_ptr, first, count, groups, dy_n, dy_c, x_n, x_c, row, at, image, WIDTH, ACROSS,
             VECTOR,
         )  # fmt: skip
-    mean, rstd = _statistics(mean_ptr, rstd_ptr, first, count)
+    mean, rstd = statistics(mean_ptr, rstd_ptr, first, first < count)
     for group in range(first, count, step):
         n, channel = (group // groups).to(gl.int64), group % groups * WIDTH
         c1, c2 = gl.zeros([ROWS], gl.float32, OF_ROWS), gl.zeros([ROWS], gl.float32, OF_ROWS)
@@ -135,7 +128,8 @@ def hold_planes(
                     c2 += s2
         m1, m2 = gl.reduce((c1, c2), 0, add_pairs)
         m1, m2 = m1 * share, m2 * share
-        mean_then, rstd_then = _statistics(mean_ptr, rstd_ptr, group + step, count)  # nobody waits for them
+        then = group + step
+        mean_then, rstd_then = statistics(mean_ptr, rstd_ptr, then, then < count)  # nobody waits for them
         dx_from = (n * dx_n + channel.to(gl.int64) * dx_c) * VECTOR
         for piece in range(PIECES):
             inner, col = piece // ACROSS * ROWS + row, piece % ACROSS * COLS + at
@@ -148,8 +142,8 @@ def hold_planes(
             dx_at = dx_from + (inner[:, None] * (dx_c * VECTOR) + col[None, :])
             gl.store(dx_ptr + dx_at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
             _fetch_piece(
-                slots, piece, dy_ptr, x_ptr, group + step, count, groups, dy_n, dy_c, x_n, x_c, row, at, image, WIDTH,
-                ACROSS, VECTOR,
+                slots, piece, dy_ptr, x_ptr, then, count, groups, dy_n, dy_c, x_n, x_c, row, at, image, WIDTH, ACROSS,
+                VECTOR,
             )  # fmt: skip
         mean, rstd = mean_then, rstd_then
     async_copy.wait_group(0)

@@ -36,11 +36,11 @@ TILE, LONGEST_RUN, MOST_TILES = 2048, 1024, 8
 SPLIT_WARPS = 4
 #: Pixels: the same.
 PIXEL_TILE, WIDEST_PIXELS, FEWEST_PIXEL_TILES, MOST_PIXEL_TILES, PIXEL_SPLITS = 4096, 128, 16, 64, 32
-#: Where they come element by element, addresses take registers: elements of a tile, warps, and registers of a thread at
-#: most, of planes and of pixels. 47 against 52 microseconds at 17 x 232 x 3025 in float16. (By one program a group
-#: planes took 159 there, and 36 against 19 at 43 x 24 x 3025 in bfloat16.) Pixels of 35 x 312 x 441 in float32 take 44
-#: instead of 66 with 4096 elements, of 64 x 100 x 900 in bfloat16 45 instead of 57.
-SPLIT_ELEMENTS = {False: (2048, 4, 80), True: (1024, 4, 80)}
+#: Where they come element by element, addresses take registers: registers of a thread at most, and elements of a tile
+#: of pixels. Planes of 17 x 232 x 3025 in float16 take 47 microseconds, 52 with more registers (by one program a group
+#: they took 159, and 36 against 19 at 43 x 24 x 3025 in bfloat16), pixels of 35 x 312 x 441 in float32 44 instead of 66
+#: with larger tiles, of 64 x 100 x 900 in bfloat16 45 instead of 57.
+ELEMENTWISE_REGISTERS, ELEMENTWISE_PIXELS = 80, 1024
 #: Groups of planes that programs share and read once: bytes of a part of an input, programs (one for each
 #: multiprocessor), their warps, and parts of a group at least, by bytes of an element: 233 against 331 microseconds at
 #: 16 x 128 x 65536 in bfloat16 (16 parts), but 44 against 40 at 8 x 512 x 4096 (4 parts): steps of several channels
@@ -49,7 +49,7 @@ PART_BYTES, SHARING, PART_WARPS = 32768, MULTIPROCESSORS, 8
 FEWEST_PARTS = {4: 4, 2: 8}
 #: Pixels that programs hold in shared memory: programs of a multiprocessor and of all, their warps and registers of a
 #: thread, bytes of a tile's row (the first that groups fill as well as others), pieces of a tile (16 bytes of a thread
-#: each) and tiles that fit. 59 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
+#: each) and tiles that fit. 57 microseconds at 32 x 256 x 3136 in bfloat16, against 84 in launches of their own; 3 to 7
 #: more with two, four or five programs, or with rows of 256 bytes.
 HELD_EACH, HELD_WARPS, HELD_REGISTERS = 3, 4, 168
 HELD_PROGRAMS = HELD_EACH * MULTIPROCESSORS
@@ -118,7 +118,6 @@ class Split(NamedTuple):
     rows: int
     cols: int
     stages: int
-    num_warps: int
     registers: int | None
     #: Programs that share an image, tiles of each, whether these cover images and channels; the same for dx.
     splits: int
@@ -307,15 +306,13 @@ def _twice(group_channels: int, image: int, size: int) -> Twice | None:
 
 
 def _split(n: int, channels: int, image: int, pixels: bool, stages: int) -> Split:
-    tile, num_warps, registers = (PIXEL_TILE if pixels else TILE), SPLIT_WARPS, None
-    if stages == 1:
-        tile, num_warps, registers = SPLIT_ELEMENTS[pixels]
     if pixels:
         cols = min(WIDEST_PIXELS, max(16, power_of_two(channels)))
-        rows = tile // cols
+        rows = (PIXEL_TILE if stages > 1 else ELEMENTWISE_PIXELS) // cols
     else:
         cols = min(LONGEST_RUN, max(16, power_of_two(image)))
-        rows = min(power_of_two(channels), tile // cols)
+        rows = min(power_of_two(channels), TILE // cols)
+    registers = None if stages > 1 else ELEMENTWISE_REGISTERS
     length, width = (rows, cols) if pixels else (cols, rows)
     pieces, most = -(-image // length), MOST_TILES
     if pixels:
@@ -326,7 +323,7 @@ def _split(n: int, channels: int, image: int, pixels: bool, stages: int) -> Spli
     tiles = -(-pieces // splits)
     dx_tiles, dx_splits = _share(pieces, n * -(-channels // width), PROGRAMS, MOST_TILES)
     even, dx_even = (channels % width == 0 and image % (length * count) == 0 for count in (tiles, dx_tiles))
-    return Split(rows, cols, stages, num_warps, registers, splits, tiles, even, dx_splits, dx_tiles, dx_even)
+    return Split(rows, cols, stages, registers, splits, tiles, even, dx_splits, dx_tiles, dx_even)
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:

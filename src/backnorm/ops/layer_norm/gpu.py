@@ -167,8 +167,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
             "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols, "VECTOR": tiling.vector,
         }  # fmt: skip
         arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step, 1, 1)
-        rows_of_one = Launch(rows_of_groups, (tiling.programs,), arguments, constants, tiling.num_warps)
-        steps.append(rows_of_one._replace(registers=tiling.registers))
+        grid, warps, registers = (tiling.programs,), tiling.num_warps, tiling.registers
+        steps.append(Launch(rows_of_groups, grid, arguments, constants, warps, registers=registers))
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
         arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)
