@@ -1,4 +1,4 @@
-"""Compiles GroupNorm's Gluon kernels for GPUs of two kinds, without one: what the interpreter cannot step through is
+"""Compiles the Gluon kernels for GPUs of two kinds, without one: what the interpreter cannot step through is
 seen to be what this version of Triton takes. Called by test_gpu.py in a process of its own."""
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from backnorm.ops.group_norm.gpu import launches
 from backnorm.ops.group_norm.gpu_held import hold
 from backnorm.ops.group_norm.gpu_held_planes import hold_planes
 from backnorm.ops.group_norm.gpu_tiling import HELD_EACH
+from backnorm.ops.layer_norm import gpu as layer_norm
+from backnorm.ops.layer_norm.gpu_held_rows import hold_rows
 from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
 
@@ -50,6 +52,22 @@ def held(n: int, c: int, hw: int, group: int, kind: torch.dtype, plain: bool, pi
     kernel = hold if pixels else hold_planes
     (launch,) = (launch for launch in launches(tiling, plan.call, plan.writes) if launch.kernel is kernel)
     return [launch, *(launch.apart or ())]
+
+
+def held_rows(rows: int, cols: int, kind: torch.dtype, results: torch.dtype, gap: int = 0) -> Launch:
+    op = OPS["layer_norm_backward"]
+    image = torch.empty(rows, cols + gap, dtype=kind)[:, :cols]
+    row, col = torch.empty(rows, 1), torch.empty(cols, dtype=results)
+    tensors = {
+        "gradOut": image, "input": image, "mean": row, "rstd": row, "weightOptional": col, "gradInputOut": image,
+        "gradWeightOut": col, "gradBiasOut": col,
+    }  # fmt: skip
+    values: dict[str, Any] = {name: describe(tensor, op.name, name).desc for name, tensor in tensors.items()}
+    values |= {"normalizedShape": (cols,), "biasOptional": None, "outputMask": (True,) * 3}
+    plan = make_plan(op, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
+    tiling = _Cuda(op.folder).tile(plan.call, plan.writes)
+    (launch,) = (one for one in layer_norm.launches(tiling, plan.call, plan.writes) if one.kernel is hold_rows)
+    return launch
 
 
 def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
@@ -83,6 +101,8 @@ def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     copies = re.findall(r"cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+),", kernel.asm["ptx"])
     assert {int(size, 0) for size in copies} == {16}, "not all is copied in vectors of 16 bytes"
+    if launch.kernel is hold_rows:
+        assert "matrix" not in kernel.asm["ptx"], "instructions that want multiples of 16 bytes"
     return int(kernel.metadata.shared)
 
 
@@ -102,3 +122,11 @@ if __name__ == "__main__":
         assert compile_for(90, launch, kind) <= launch.shared_bytes
     for launch in held(32, 256, 3136, 32, torch.bfloat16, False)[1:]:
         compile_for(80, launch, torch.bfloat16)
+    for rows, cols, kind, results, gap in (
+        (9000, 45, torch.bfloat16, torch.float32, 0), (3, 1027, torch.float32, torch.float32, 3),
+        (40000, 4275, torch.float16, torch.float16, 0), (40000, 9895, torch.bfloat16, torch.float32, 0),
+    ):  # fmt: skip
+        launch = held_rows(rows, cols, kind, results, gap)
+        assert compile_for(90, launch, kind) <= launch.shared_bytes
+        if launch.shared_bytes <= 163 * 1024:
+            compile_for(80, launch, kind)

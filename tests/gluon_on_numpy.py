@@ -10,7 +10,9 @@ from __future__ import annotations
 import builtins
 import threading
 import time
+from copy import copy
 from functools import reduce
+from math import prod
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ _NUMPY = {
     "int1": bool, "int32": np.int32, "int64": np.int64, "uint32": np.uint32, "uint64": np.uint64,
     "float16": np.float16, "bfloat16": np.float32, "float32": np.float32,
 }  # fmt: skip
+_BITS = {"float16": 16, "bfloat16": 16, "float32": 32, "int64": 64}
 _LONGEST_WAIT = 60.0
 _here = threading.local()
 
@@ -70,11 +73,17 @@ for _name in (
     setattr(Tensor, _operation, lambda self, other, operation=_operation: self._with(other, operation))
 
 
+class Type(str):
+    """The name of a type."""
+
+    primitive_bitwidth = property(lambda self: _BITS[self])
+
+
 class Memory:
-    """Addresses in a flat array."""
+    """Addresses in a flat array, whose first is a multiple of 16 bytes."""
 
     def __init__(self, array: Any, dtype: str, at: Any = 0) -> None:
-        self.array, self.name, self.at = array, dtype, at
+        self.array, self.name, self.at = array, Type(dtype), at
 
     dtype = property(lambda self: SimpleNamespace(element_ty=self.name))
 
@@ -83,6 +92,9 @@ class Memory:
 
     def to(self, dtype: Any) -> Memory:
         return self
+
+    def __mod__(self, divisor: int) -> Tensor:
+        return Tensor(np.int64(self.at * (_BITS[self.name] // 8)) % divisor)
 
     def _places(self, mask: Any) -> tuple[Any, Any]:
         at, keep = np.broadcast_arrays(self.at, True if mask is None else _values(mask))
@@ -102,27 +114,53 @@ class Slots:
     """Tiles in shared memory, and those on their way."""
 
     def __init__(self, dtype: str, shape: Any, layout: Any) -> None:
-        self.name, self.array = dtype, np.full(shape, np.nan, _NUMPY[dtype])
+        self.dtype, self.shape, self._at = dtype, list(shape), 0
+        self._memory = np.full(prod(shape), np.nan, _NUMPY[dtype])
 
-    shape = property(lambda self: self.array.shape)
+    @property
+    def array(self) -> Any:
+        flat = self._memory[self._at : self._at + prod(self.shape)]
+        assert flat.size == prod(self.shape), "a view that ends outside of its memory"
+        return flat.reshape(self.shape)
 
     def index(self, i: Any) -> Slots:
-        return self._part(self.array[int(i)])
+        return self._part(int(i) * prod(self.shape[1:]), self.shape[1:])
 
     def slice(self, start: Any, length: int, axis: int) -> Slots:
         assert axis == 0
-        return self._part(self.array[int(start) : int(start) + length])
+        return self._part(int(start) * prod(self.shape[1:]), [length, *self.shape[1:]])
 
-    def _part(self, array: Any) -> Slots:
-        part = Slots.__new__(Slots)
-        part.name, part.array = self.name, array
+    def _reinterpret(self, dtype: str, shape: Any, layout: Any) -> Slots:
+        assert dtype == self.dtype
+        return self._part(0, shape)
+
+    def _part(self, after: int, shape: Any) -> Slots:
+        part = copy(self)
+        part._at, part.shape = self._at + after, list(shape)
         return part
 
     def load(self, layout: Any) -> Tensor:
-        return Tensor(self.array.copy(), self.name)
+        return Tensor(self.array.copy(), self.dtype)
 
     def store(self, value: Any) -> None:
         self.array[...] = _values(value)
+
+
+class NewSlots(Slots):
+    """As newer versions of Triton have them: read and written at any place, and without views past their end."""
+
+    def _reinterpret(self, dtype: str, shape: Any, layout: Any) -> Slots:
+        raise AssertionError("not in this version")
+
+    def gather(self, places: Tensor, axis: int) -> Tensor:
+        assert (places.values >= 0).all()
+        assert (places.values < self.shape[axis]).all()
+        return Tensor(self.array[places.values], self.dtype)
+
+    def scatter(self, value: Tensor, places: Tensor, axis: int) -> None:
+        assert (places.values >= 0).all()
+        assert (places.values < self.shape[axis]).all()
+        self.array[places.values] = value.values
 
 
 def _fetch(slot: Slots, source: Memory, mask: Any) -> None:
@@ -144,7 +182,7 @@ def _wait_group(count: int) -> None:
 
 def _assembly(text: str, operands: str, arguments: Any, dtype: Any, is_pure: bool, pack: int) -> Tensor:
     (argument,) = arguments
-    if "shl.b32" in text:
+    if "shl.b32" in text or "mov.b32" in text:
         return Tensor(argument.values, "float32")
     assert text.count("ld.relaxed.gpu") == pack, "a thread's words are looked at together"
     end = time.monotonic() + _LONGEST_WAIT
@@ -171,11 +209,11 @@ def _range(*bounds: Any) -> Any:
 
 
 def _multiple_of(value: Any, factor: int) -> Any:
-    assert (np.asarray(_values(value)) % factor == 0).all(), "the compiler would be told what is not so"
+    assert (np.asarray(_values(value % factor)) == 0).all(), "the compiler would be told what is not so"
     return value
 
 
-def _language() -> SimpleNamespace:
+def _language(slots: type[Slots]) -> SimpleNamespace:
     return SimpleNamespace(
         **{name: name for name in _NUMPY},
         constexpr=lambda value: value, num_warps=lambda: _here.num_warps, program_id=lambda axis: Tensor(_here.program),
@@ -186,6 +224,7 @@ def _language() -> SimpleNamespace:
         zeros_like=lambda t: Tensor(np.zeros_like(t.values), t.name),
         where=_where,
         minimum=lambda a, b: Tensor(np.minimum(_values(a), _values(b))),
+        maximum=lambda a, b: Tensor(np.maximum(_values(a), _values(b))),
         sum=lambda t, axis: Tensor(t.values.sum(axis)), reduce=_reduce,
         reshape=lambda t, shape: Tensor(t.values.reshape(shape), t.name),
         broadcast=lambda a, b: tuple(Tensor(values) for values in np.broadcast_arrays(a.values, b.values)),
@@ -193,16 +232,18 @@ def _language() -> SimpleNamespace:
         load=lambda place, mask=None, other=0: place.load(mask, other),
         store=lambda place, value, mask=None: place.store(value, mask), inline_asm_elementwise=_assembly,
         BlockedLayout=lambda *_: None, SliceLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
-        static_range=range, allocate_shared_memory=Slots,
+        DistributedLinearLayout=lambda *_: None, static_range=range, allocate_shared_memory=slots,
+        shared_memory_descriptor=slots,
     )  # fmt: skip
 
 
-def load(source: str, package: str, **others: ModuleType) -> ModuleType:
+def load(source: str, package: str, slots: type[Slots] = Slots, **others: ModuleType) -> ModuleType:
     """A module of Gluon kernels whose functions run here, with others of its package that were loaded so."""
+    gluon = SimpleNamespace(jit=lambda function: function, constexpr_function=lambda makes_a_layout: lambda *_: None)
     stand_ins: dict[str, Any] = {
         **others,
-        "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=lambda function: function)),
-        "triton.experimental.gluon": SimpleNamespace(language=_language()),
+        "triton.experimental": SimpleNamespace(gluon=gluon),
+        "triton.experimental.gluon": SimpleNamespace(language=_language(slots)),
         "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
             async_copy=SimpleNamespace(async_load=_fetch, commit_group=_commit, wait_group=_wait_group)
         ),

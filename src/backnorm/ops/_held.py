@@ -8,10 +8,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from . import _exchange
+from ._tiles import TILES_OF_A_RUN
 
+RUN = gl.constexpr(TILES_OF_A_RUN)
 add_pairs, pack, unpack = (gluon.jit(f.fn) for f in (_exchange.add_pairs, _exchange.pack, _exchange.unpack))
 #: Newer versions of Triton have another name for it.
 fetch = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+#: These read and write shared memory at any place; in older ones a view of it may begin there, which these forbid.
+GATHERS = gl.constexpr(hasattr(gl.shared_memory_descriptor, "gather"))
 
 
 @gluon.jit
@@ -29,3 +33,41 @@ def in_float32(t):
         )
     else:  # noqa: RET505 (Gluon wants all branches to return)
         return t.to(gl.float32)
+
+
+@gluon.jit
+def each_in_float32(t):
+    """Of elements that are not side by side."""
+    if t.dtype == gl.bfloat16:
+        move: gl.constexpr = "{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 $0, {zero, $1}; }"
+        return gl.inline_asm_elementwise(move, "=r,h", [t], dtype=gl.float32, is_pure=True, pack=1)
+    else:  # noqa: RET505
+        return t.to(gl.float32)
+
+
+@gluon.jit
+def _view(slots, slot, first, place):
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    elements = slots._reinterpret(slots.dtype, [slots.shape[0] * slots.shape[1], 1], FLAT)
+    here = elements.index(slot * slots.shape[1] + first)
+    return here._reinterpret(slots.dtype, [place.shape[0], place.shape[1]], PLAIN)
+
+
+@gluon.jit
+def read_at(slots, slot, first, place):
+    """Elements of a slot from `first` on; `place` is 0, 1, ... row by row."""
+    if GATHERS:
+        at = gl.reshape(first + place, [place.shape[0] * place.shape[1]])
+        return gl.reshape(slots.index(slot).gather(at, 0), [place.shape[0], place.shape[1]])
+    else:  # noqa: RET505
+        return _view(slots, slot, first, place).load(place.type.layout)
+
+
+@gluon.jit
+def write_at(slots, slot, first, place, value):
+    if GATHERS:
+        at = gl.reshape(first + place, [place.shape[0] * place.shape[1]])
+        slots.index(slot).scatter(gl.reshape(value, [place.shape[0] * place.shape[1]]), at, 0)
+    else:
+        _view(slots, slot, first, place).store(value)

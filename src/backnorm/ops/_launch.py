@@ -68,18 +68,19 @@ class Launch(NamedTuple):
     registers: int | None = None
     #: Programs that a multiprocessor must have room for, if all are to run at a time.
     each: int = 1
-    #: What is launched instead where the large tensors' addresses are no multiples of 16, in the interpreter, and where
-    #: a program cannot have so many bytes of shared memory.
+    #: What is launched instead in the interpreter, where a program cannot have so many bytes of shared memory, or copy
+    #: to them ahead, and, unless tensors may begin anywhere, where the large ones' addresses are no multiples of 16.
     otherwise: tuple[Launch, ...] | None = None
     shared_bytes: int = 0
+    anywhere: bool = False
 
     def on(self, aligned: bool) -> Launch:
         """The launch on such addresses."""
         return self._replace(constants={**self.constants, self.aligned: aligned}) if self.aligned else self
 
 
-def in_vectors(launches: Sequence[Launch], otherwise: Sequence[Launch]) -> list[Launch]:
-    """Launches that need such addresses, and what stands in for all of them."""
+def or_else(launches: Sequence[Launch], otherwise: Sequence[Launch]) -> list[Launch]:
+    """Launches, the first of which cannot be everywhere, and what stands in for all of them."""
     first, *rest = launches
     return [first._replace(otherwise=tuple(otherwise)), *[launch._replace(otherwise=()) for launch in rest]]
 
@@ -197,7 +198,7 @@ def prepare(
                 "device",
                 f"Triton's interpreter (TRITON_INTERPRET=1) must be off for tensors on a GPU; got {device}",
             )
-        one_by_one = _fitting(_on(launches, False, 0), 1, 0)
+        one_by_one = _fitting(_on(launches, False, -1), 1, 0)
         return lambda pointers, stream: _interpret(one_by_one, slots, pointers)
     index = torch.device(device).index or 0
     large = [slot for name, slot in slots.items() if name in _LARGE]
@@ -213,8 +214,8 @@ def prepare(
         try:
             if aligned not in compiled:
                 # Before 8.0, there are no copies ahead to shared memory.
-                copies = aligned and properties.major >= 8
-                fitting = _fitting(_on(launches, copies, properties.shared_memory_per_block_optin), *room)
+                shared_bytes = properties.shared_memory_per_block_optin if properties.major >= 8 else -1
+                fitting = _fitting(_on(launches, aligned, shared_bytes), *room)
                 compiled[aligned] = [_Compiled(launch.on(aligned), slots, aligned) for launch in fitting]
             queue = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream
             for launch in compiled[aligned]:
@@ -237,7 +238,8 @@ def _aligned(pointers: Sequence[int]) -> bool:
 
 def _on(launches: Sequence[Launch], aligned: bool, shared_bytes: int) -> list[Launch]:
     """Those of the launches, or of what stands in for them, that are for such addresses and so much shared memory."""
-    fits = aligned and all(launch.shared_bytes <= shared_bytes for launch in launches)
+    needy = [launch for launch in launches if launch.otherwise]
+    fits = all(launch.shared_bytes <= shared_bytes and (aligned or launch.anywhere) for launch in needy)
     chosen: list[Launch] = []
     for launch in launches:
         chosen += [launch] if fits or launch.otherwise is None else launch.otherwise

@@ -16,7 +16,7 @@ from ...spec import Call
 from .._gpu import copy_images, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
-from .._launch import Launch, Pointer, in_vectors, pointer_to
+from .._launch import Launch, Pointer, or_else, pointer_to
 from .._program import WORKSPACE
 from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, power_of_two
 from ..layer_norm.gpu import rows_of_groups
@@ -201,9 +201,9 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     else:
         kernels = _by_all_twice(common, way) + finish(n * way.splits, 4)
     if isinstance(tiling.held, HeldPlanes):
-        kernels = in_vectors(_by_one_in_shared_memory(common, tiling.held) + finish(n, 2), kernels)
+        kernels = or_else(_by_one_in_shared_memory(common, tiling.held) + finish(n, 2), kernels)
     elif tiling.held:
-        kernels = in_vectors(_in_shared_memory(common, tiling.held) + finish(tiling.held.partials, 2), kernels)
+        kernels = or_else(_in_shared_memory(common, tiling.held) + finish(tiling.held.partials, 2), kernels)
     steps += kernels
     if "gradInput" in images.packed:
         steps += copy_images("gradInput", values["gradInput"], images, shape, False)

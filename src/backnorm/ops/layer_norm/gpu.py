@@ -17,9 +17,10 @@ from .._exchange import add_pairs, both, pack, unpack, wait
 from .._gpu import RUN, ends_a_run, exchange, finish_sums
 from .._gpu import pack as copy_in
 from .._gpu import unpack as copy_out
-from .._launch import Launch, Pointer, pointer_to
+from .._launch import Launch, Pointer, or_else, pointer_to
 from .._program import WORKSPACE
 from .._tiles import power_of_two
+from .gpu_held_rows import hold_rows
 from .gpu_tiling import Tiling
 
 
@@ -159,19 +160,27 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     dx = pointer("gradInputOut") if wants_dx else x
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     partials = Pointer(WORKSPACE, tiling.partials, F32) if columns else mean
-    inputs, dy_step, x_step, dx_step = (dy, x, mean, rstd, w), *tiling.steps
+    tensors, switches = (dy, x, mean, rstd, w, dx), {"HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns)}
+
+    def finish(count: int) -> list[Launch]:
+        if not columns:
+            return []
+        dw, db = (pointer(name) if name in writes else None for name in ("gradWeightOut", "gradBiasOut"))
+        gathered = Pointer(WORKSPACE, tiling.gathered, F32)
+        return finish_sums(partials, gathered, count, 2 * cols, cols, cols, dw, None, db)
+
     if not tiling.wide:
         constants: dict[str, Any] = {
-            "HAS_W": has_w, "WANTS_DX": wants_dx, "COLUMNS": bool(columns), "ROWS": tiling.tile_rows,
-            "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs, "STAGES": tiling.num_stages,
-            "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols, "VECTOR": tiling.vector,
+            **switches, "ROWS": tiling.tile_rows, "COLS": tiling.tile_cols, "PROGRAMS": tiling.programs,
+            "STAGES": tiling.num_stages, "EVEN": rows % tiling.tile_rows == 0 and cols == tiling.tile_cols,
+            "VECTOR": tiling.vector,
         }  # fmt: skip
-        arguments: tuple[Any, ...] = (*inputs, dx, partials, rows, cols, dy_step, x_step, dx_step, 1, 1)
+        arguments: tuple[Any, ...] = (*tensors, partials, rows, cols, *tiling.steps, 1, 1)
         grid, warps, registers = (tiling.programs,), tiling.num_warps, tiling.registers
-        steps.append(Launch(rows_of_groups, grid, arguments, constants, warps, registers=registers))
+        kernels = [Launch(rows_of_groups, grid, arguments, constants, warps, registers=registers)]
     else:
         words, chunks = Pointer(WORKSPACE, tiling.words, DataType.INT64), tiling.chunks
-        arguments = (*inputs, dx, words, partials, rows, cols, dy_step, x_step, dx_step, tiling.programs, chunks)
+        arguments = (*tensors, words, partials, rows, cols, *tiling.steps, tiling.programs, chunks)
 
         def wide(SUMS: bool = False, DX: bool = False, COLUMNS: bool = False) -> Launch:
             constants = {
@@ -183,13 +192,20 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
 
         if wants_dx:
             together, apart = wide(True, True, bool(columns)), [wide(SUMS=True), wide(DX=True, COLUMNS=bool(columns))]
-            steps += exchange(words, rows * chunks, together, apart)
+            kernels = exchange(words, rows * chunks, together, apart)
         else:
-            steps.append(wide(COLUMNS=True))
-    if columns:
-        dw, db = (pointer(name) if name in writes else None for name in ("gradWeightOut", "gradBiasOut"))
-        gathered = Pointer(WORKSPACE, tiling.gathered, F32)
-        steps += finish_sums(partials, gathered, tiling.partial_count, 2 * cols, cols, cols, dw, None, db)
+            kernels = [wide(COLUMNS=True)]
+    kernels += finish(tiling.partial_count)
+    if held := tiling.held:
+        constants = {
+            **switches, "PROGRAMS": held.programs, "ROWS": held.tile_rows, "BLOCKS": held.blocks, "SLOT": held.slot,
+            "SLOTS": held.slots, "LONG": held.long,
+        }  # fmt: skip
+        arguments = (*tensors, partials, rows, cols, 1 / cols, *tiling.steps)
+        launch = Launch(hold_rows, (held.programs,), arguments, constants, held.num_warps, registers=held.registers)
+        launch = launch._replace(shared_bytes=held.shared_bytes, anywhere=True)
+        kernels = or_else([launch, *finish(held.programs)], kernels)
+    steps += kernels
     for name in writes:
         if name in tiling.packed:
             steps += copy_out(name, values[name], tiling.packed[name])

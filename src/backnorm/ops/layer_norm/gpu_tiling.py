@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._tiles import MULTIPROCESSORS, TILES_OF_A_RUN, check_length, gathered_bytes, in_runs, power_of_two
+from .._tiles import MULTIPROCESSORS, SHARED_MEMORY, TILES_OF_A_RUN, check_length, gathered_bytes, in_runs, power_of_two
 from .._views import Parts, row_step
 from .tiling import lay_out_rows
 
@@ -30,14 +30,12 @@ class RowPrograms(NamedTuple):
 
 #: In vectors, one program a multiprocessor where a row fills it (204 against 219 microseconds at 16384 x 8192 in
 #: bfloat16). Element by element, addresses take registers, and nothing is copied ahead: as many programs as can be wait
-#: for memory in turns, with as many elements as do not spill, however many rows there are. In trials by hand, 9342 x
-#: 1027 in float16 went from 76 to 46 microseconds (4096 elements and 8 warps before), 9342 x 527 from 44 to 33, 4610 x
-#: 329 from 18 to 13, 1403 x 2137 from 25 to 21; 150260 x 45 in bfloat16 took 61 with 2048 elements and takes 47.
+#: for memory in turns, with as many elements as do not spill, however many rows there are.
 ROW_PROGRAMS = {
     True: (RowPrograms(2048, 2, 4096, 4), RowPrograms(4096, 2, 4096, 8), RowPrograms(8192, 1, 8192, 8)),
     False: (
-        RowPrograms(256, 4, 1024, 4, 128), RowPrograms(512, 3, 2048, 8, 80), RowPrograms(1024, 2, 2048, 8, 128),
-        RowPrograms(2048, 3, 2048, 8, 80), RowPrograms(4096, 2, 4096, 8, 128), RowPrograms(8192, 2, 8192, 16),
+        RowPrograms(256, 4, 1024, 4, 128), RowPrograms(2048, 3, 2048, 8, 80), RowPrograms(4096, 2, 4096, 8, 128),
+        RowPrograms(8192, 2, 8192, 16),
     ),
 }  # fmt: skip
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
@@ -45,6 +43,50 @@ ROW_PROGRAMS = {
 #: the columns, 126 with half the columns and two programs a multiprocessor. Element by element addresses take as many
 #: again: 61 against 83 at 993 x 9895 with half the columns.
 CHUNK, WIDE_PROGRAMS, WIDE_WARPS = {True: 8192, False: 4096}, MULTIPROCESSORS, 8
+
+
+class HeldPrograms(NamedTuple):
+    """Programs for rows of up to so many columns that are held in shared memory: how many on a multiprocessor, their
+    warps, rows of a tile if they lie one after the other, registers of a thread at most."""
+
+    cols: int
+    each: int
+    num_warps: int
+    rows: int
+    registers: int
+
+
+#: Where rows do not come in vectors. A thread has five numbers in registers for each of its columns, of which there are
+#: up to 34 where they are to fit; programs are as many as there is room for. In bfloat16 (trials by hand, microseconds)
+#: 60000 x 131 takes 26 (29 with a row at a time; 50 from memory), 30000 x 263 25 (35 with two warps; 47), 40000 x 1027
+#: 80 (105 with 4 programs, 100 with 4 warps; 174), 16384 x 2137 67 (75 with 4 warps; 152), 4096 x 4275 39 (43 with 8
+#: warps; 96), 4096 x 7001 60 (62 with 16; 120), 4096 x 12001 129 (152 with 16, though 8 spill; 216), 4096 x 15801 237
+#: (281). Up to 32 columns fill no warp: 200000 x 31 takes 34, and 27 from memory.
+SHORTEST_HELD_ROW = 33
+HELD_ROWS = (
+    HeldPrograms(192, 16, 1, 4, 128), HeldPrograms(448, 16, 1, 1, 128), HeldPrograms(1088, 8, 2, 1, 128),
+    HeldPrograms(2176, 4, 2, 1, 255), HeldPrograms(4352, 2, 4, 1, 255), HeldPrograms(12288, 1, 8, 1, 255),
+    HeldPrograms(15872, 1, 16, 1, 128),
+)  # fmt: skip
+#: Runs of rows that a program adds up. (Each has 6 of the 8 roundings that are allowed, if all go the same way.)
+HELD_RUNS = 4
+#: Rows are counted past their end, by some for each of the programs.
+MOST_HELD_ROWS = 1 << 30
+
+
+class HeldRows(NamedTuple):
+    programs: int
+    #: Rows of a tile; its elements in shared memory, a power of two, and how many tiles there are at a time.
+    tile_rows: int
+    slot: int
+    slots: int
+    #: Columns of a thread, in powers of two, and those in the ones before.
+    blocks: tuple[tuple[int, int], ...]
+    #: Whether a program has more rows than one run.
+    long: bool
+    num_warps: int
+    registers: int
+    shared_bytes: int
 
 
 class Tiling(NamedTuple):
@@ -68,6 +110,8 @@ class Tiling(NamedTuple):
     num_warps: int
     num_stages: int
     registers: int | None
+    #: How rows that do not come in vectors are held in shared memory, where that is there.
+    held: HeldRows | None
     #: Places in the workspace: column sums of the programs [program][2][column], gathered ones, words of sums
     #: [row][chunk].
     partials: int
@@ -78,6 +122,42 @@ class Tiling(NamedTuple):
 
 def programs_of_rows(cols: int, in_vectors: bool) -> RowPrograms:
     return next(programs for programs in ROW_PROGRAMS[in_vectors] if cols <= programs.cols)
+
+
+def programs_of_held_rows(cols: int) -> HeldPrograms | None:
+    if cols < SHORTEST_HELD_ROW:
+        return None
+    return next((programs for programs in HELD_ROWS if cols <= programs.cols), None)
+
+
+def _powers_of_two(number: int) -> tuple[tuple[int, int], ...]:
+    """Those it is the sum of, largest first, and the sum of the ones before."""
+    powers = [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
+    return tuple((power, sum(powers[:i])) for i, power in enumerate(powers))
+
+
+def hold(rows: int, cols: int, together: bool, sizes: tuple[int, int, int], shows: bool) -> HeldRows | None:
+    """Together: rows lie one after the other. Sizes: bytes of an element of gradOut, input and gradInputOut."""
+    programs = programs_of_held_rows(cols)
+    if programs is None or rows > MOST_HELD_ROWS:
+        return None
+    _, each, num_warps, tile_rows, registers = programs
+    if not together:
+        tile_rows = 1
+    threads, most_shifted = 32 * num_warps, 16 // min(sizes) - 1
+    blocks = _powers_of_two(-(-cols // threads))
+    read = most_shifted + (tile_rows - 1) * cols + sum(block for block, _ in blocks) * threads
+    slot = max(power_of_two(read), threads * 16 // min(sizes))
+    for slots in (2, 1):
+        shared_bytes = slot * (slots * (sizes[0] + sizes[1]) + sizes[2]) + 128
+        if each * (shared_bytes + 1024) <= SHARED_MEMORY:
+            count = each * MULTIPROCESSORS
+            if shows:
+                count = in_runs(rows, count, HELD_RUNS)
+            count = min(count, -(-rows // tile_rows))
+            long = shows and rows > count * TILES_OF_A_RUN
+            return HeldRows(count, tile_rows, slot, slots, blocks, long, num_warps, registers, shared_bytes)
+    return None
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
@@ -120,10 +200,15 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             programs = in_runs(tiles, programs, 1)
         programs = min(tiles, programs)
         chunks, partial_count, long = 0, programs, False
-    partials = parts.take(partial_count * 2 * cols * 4 if columns else 0)
-    gathered = parts.take(gathered_bytes(partial_count, 2 * cols) if columns else 0)
+    of_dx = "gradInputOut" if "gradInputOut" in writes else "input"
+    dy_size, x_size, dx_size = (itemsize(call.values[name].dtype) for name in ("gradOut", "input", of_dx))
+    together = all(step == cols for step in steps[: 3 if "gradInputOut" in writes else 2])
+    held = None if in_vectors else hold(rows, cols, together, (dy_size, x_size, dx_size), shows)
+    most = max(partial_count, held.programs if held else 0)
+    partials = parts.take(most * 2 * cols * 4 if columns else 0)
+    gathered = parts.take(gathered_bytes(most, 2 * cols) if columns else 0)
     words = parts.take(rows * chunks * 8)
     return Tiling(
         rows, cols, steps, packed, wide, tile_rows, tile_cols, programs, chunks, long, partial_count,
-        vector, num_warps, num_stages, registers, partials, gathered, words, parts.bytes,
+        vector, num_warps, num_stages, registers, held, partials, gathered, words, parts.bytes,
     )  # fmt: skip

@@ -1,0 +1,168 @@
+"""LayerNorm's kernel in Gluon for rows that do not begin on 16 bytes, step by step on NumPy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from .test_held import DTYPES, UNTOUCHED, gluon_on_numpy  # first: it sets the environment
+
+pytest.importorskip("triton")
+
+from backnorm.accuracy import excess
+from backnorm.arrays import describe
+from backnorm.backends import _Cuda
+from backnorm.ops import OPS, _held
+from backnorm.ops._launch import Pointer
+from backnorm.ops._tiles import TILES_OF_A_RUN
+from backnorm.ops.layer_norm import gpu, gpu_held_rows, gpu_tiling
+from backnorm.ops.layer_norm import reference as ln
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
+
+OP = OPS["layer_norm_backward"]
+SOURCE = Path(gpu_held_rows.__file__).read_text(encoding="utf-8")
+#: Elements before and after a tensor; those before are a multiple of 16 bytes.
+GUARD = 32
+
+
+def _load(slots: type[gluon_on_numpy.Slots], source: str = SOURCE) -> Any:
+    held = gluon_on_numpy.load(Path(_held.__file__).read_text(encoding="utf-8"), _held.__package__, slots)
+    return gluon_on_numpy.load(source, gpu_held_rows.__package__, slots, _held=held).hold_rows
+
+
+#: With views of shared memory, and with what newer versions have instead.
+KERNELS = {"views": _load(gluon_on_numpy.Slots), "gathers": _load(gluon_on_numpy.NewSlots)}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which has several tiles."""
+    monkeypatch.setattr(gpu_tiling, "MULTIPROCESSORS", 1)
+
+
+def _check(
+    kernel: Any, rows: int, cols: int, dtype: str, gaps: tuple[int, int, int] = (0, 0, 0),
+    pasts: tuple[int, int, int] = (0, 0, 0), mask: tuple[bool, bool, bool] = (True, True, True), weight: bool = True,
+) -> gpu_tiling.HeldRows:  # fmt: skip
+    """dx and the sums are the reference's, nothing else is written, and nothing around a tensor counts."""
+    memory, large = {}, {}
+    for name, gap, past, around in zip(
+        ("gradOut", "input", "gradInputOut"), gaps, pasts, (float("nan"), float("inf"), UNTOUCHED)
+    ):
+        whole = torch.full((GUARD + past + rows * (cols + gap) + GUARD,), around, dtype=DTYPES[dtype])
+        view = whole[GUARD + past :].as_strided((rows, cols), (cols + gap, 1))
+        if name != "gradInputOut":
+            view.copy_(torch.randn(rows, cols, generator=torch.Generator().manual_seed(gap + len(name))))
+        memory[name], large[name] = whole, view
+    small = {
+        name: torch.randn(rows, 1, generator=torch.Generator().manual_seed(len(name))) for name in ("mean", "rstd")
+    }
+    if weight:
+        small["weightOptional"] = torch.randn(cols, generator=torch.Generator().manual_seed(6))
+    outputs = {"gradWeightOut": torch.empty(cols), "gradBiasOut": torch.empty(cols)}
+    tensors = {**large, **small, **outputs}
+    values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
+    values.setdefault("weightOptional", None)
+    values |= {"normalizedShape": (cols,), "biasOptional": None, "outputMask": mask}
+    plan = make_plan(OP, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
+    tiling = _Cuda(OP.folder).tile(plan.call, plan.writes)
+    (launch,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held_rows.hold_rows)
+    held = tiling.held
+    assert held is not None
+    memory |= small
+    arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).reshape(-1).numpy() for name, t in memory.items()}
+    partials = np.full(held.programs * 2 * cols, np.nan, np.float32)
+    arguments = []
+    for argument in launch.arguments:
+        if not isinstance(argument, Pointer):
+            arguments.append(argument)
+        elif argument.name in large:
+            past = pasts[list(large).index(argument.name)]
+            arguments.append(gluon_on_numpy.Memory(arrays[argument.name], dtype, GUARD + past))
+        else:
+            arguments.append(gluon_on_numpy.Memory(arrays.get(argument.name, partials), "float32"))
+    gluon_on_numpy.launch(kernel, launch.grid[0], arguments, launch.constants, launch.num_warps)
+
+    given = {name: tensor.double().numpy() for name, tensor in tensors.items() if name not in outputs}
+    given = {"weightOptional": None, "normalizedShape": (cols,), "outputMask": mask, **given}
+    golden, terms = ln.reference(given), ln.terms(given)
+    if mask[0]:
+        written = torch.from_numpy(arrays["gradInputOut"].copy())
+        view = written[GUARD + pasts[2] :].as_strided((rows, cols), (cols + gaps[2], 1))
+        dx = view.numpy().copy().astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else arrays["gradInputOut"].dtype)
+        assert excess(dx, golden["gradInputOut"], terms["gradInputOut"]) <= 1
+        view.fill_(UNTOUCHED)
+        assert (written == UNTOUCHED).all()
+    else:
+        assert (arrays["gradInputOut"] == UNTOUCHED).all()
+    if mask[1]:
+        sums = partials.reshape(-1, 2, cols).sum(0, dtype=np.float64).astype(np.float32)
+        for name, total in zip(outputs, sums):
+            assert excess(total, golden[name].reshape(cols), terms[name].reshape(cols)) <= 1, name
+    else:
+        assert np.isnan(partials).all()
+    return held
+
+
+#: In tiles of four rows, with and without a rest, and of one; of one block of columns, and of several.
+CASES = [(1, 33), (70, 45), (203, 64), (41, 97), (19, 131), (37, 201), (40, 321), (20, 525), (11, 1027), (6, 2137)]
+CASES += [(5, 4275), (3, 9895), (2, 15871)]
+
+
+@pytest.mark.parametrize("way", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "cols"), CASES)
+def test_all_rows_are_the_references(rows: int, cols: int, dtype: str, way: str) -> None:
+    kernel = KERNELS[way]
+    if cols % 8:
+        _check(kernel, rows, cols, dtype, pasts=(1, 3, 2))
+    held = _check(kernel, rows, cols, dtype, (1, 3, 5), (0, 2, 1), weight=False)
+    assert held.tile_rows == 1 or rows == 1
+
+
+@pytest.mark.parametrize("mask", [(True, False, False), (False, True, True), (False, True, False)])
+@pytest.mark.parametrize(("rows", "cols"), [(70, 45), (20, 525)])
+def test_what_is_not_wanted_is_not_written(rows: int, cols: int, mask: tuple[bool, bool, bool]) -> None:
+    held = _check(KERNELS["views"], rows, cols, "bfloat16", mask=mask)
+    assert held.tile_rows == (4 if cols == 45 else 1)
+
+
+@pytest.mark.parametrize("rows", [16 * 24, 16 * 24 + 1, 16 * 96, 16 * 96 + 1])
+@pytest.mark.parametrize("cols", [45, 201])
+def test_runs_of_rows(rows: int, cols: int) -> None:
+    held = _check(KERNELS["views"], rows, cols, "float32")
+    assert held.long == (rows > 16 * 24)
+    assert held.programs == (32 if rows > 16 * 96 else 16)
+    assert rows <= held.programs * gpu_tiling.HELD_RUNS * TILES_OF_A_RUN
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("wait_group(SLOTS - 1)", "wait_group(SLOTS)"),
+        ("row + SLOTS * step, rows, dy_step", "row + step, rows, dy_step"),
+        ("inside = gl.where(row + i < rows, cols, 0)", "inside = cols"),
+        ("gl.where(columns[block] < inside, dy, 0.0)", "dy"),
+        ("(first >= shift) & (first + VECTOR <= end)", "(first >= shift) & (first < end)"),
+        ("(first >= shift) & (first + VECTOR <= end)", "first + VECTOR <= end"),
+        ("lane < gl.where(shift > 0, gl.minimum(VECTOR, end), 0)", "lane < 0"),
+        ("place < gl.where(last + VECTOR > end, end, 0)", "place < 0"),
+        ("place >= gl.maximum(last, shift)", "place >= last + 1"),
+        ("gl.load(place, mask=keep & adds, other=0.0)", "gl.load(place, mask=keep, other=0.0)"),
+        ("dw, db = _zeros_like(dw), _zeros_like(db)", "pass"),
+        ("slot, x_from + before", "slot, dy_from + before"),
+    ],
+)
+def test_a_wrong_kernel_is_seen(right: str, wrong: str) -> None:
+    """By one call or the other: the second has no other rows after a row's end."""
+    assert right in SOURCE
+    kernel = _load(gluon_on_numpy.Slots, SOURCE.replace(right, wrong))
+    with pytest.raises(AssertionError):  # noqa: PT012
+        _check(kernel, 1001, 45, "bfloat16", pasts=(0, 1, 0))
+        _check(kernel, 25, 331, "bfloat16", (2, 1, 3), (3, 1, 2))
