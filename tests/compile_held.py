@@ -20,6 +20,7 @@ from backnorm.ops._tiles import SHARED_MEMORY
 from backnorm.ops.group_norm.gpu import launches
 from backnorm.ops.group_norm.gpu_held import hold
 from backnorm.ops.group_norm.gpu_held_planes import hold_planes
+from backnorm.ops.group_norm.gpu_held_runs import hold_runs
 from backnorm.ops.group_norm.gpu_tiling import HELD_EACH
 from backnorm.ops.layer_norm import gpu as layer_norm
 from backnorm.ops.layer_norm.gpu_held_rows import hold_rows
@@ -49,7 +50,7 @@ def held(n: int, c: int, hw: int, group: int, kind: torch.dtype, plain: bool, pi
     values |= {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True,) * 3}
     plan = make_plan(op, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
     tiling = _Cuda(op.folder).tile(plan.call, plan.writes)
-    kernel = hold if pixels else hold_planes
+    kernel = hold if pixels else hold_planes if hw % 8 == 0 else hold_runs
     (launch,) = (launch for launch in launches(tiling, plan.call, plan.writes) if launch.kernel is kernel)
     return [launch, *(launch.apart or ())]
 
@@ -101,7 +102,7 @@ def compile_for(capability: int, launch: Launch, kind: torch.dtype) -> int:
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     copies = re.findall(r"cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+),", kernel.asm["ptx"])
     assert {int(size, 0) for size in copies} == {16}, "not all is copied in vectors of 16 bytes"
-    if launch.kernel is hold_rows:
+    if launch.kernel in (hold_rows, hold_runs):
         assert "matrix" not in kernel.asm["ptx"], "instructions that want multiples of 16 bytes"
     return int(kernel.metadata.shared)
 
@@ -116,7 +117,8 @@ if __name__ == "__main__":
             assert HELD_EACH * (shared + 1024) <= SHARED_MEMORY, shared
     for n, c, hw, group, kind, plain in (
         (32, 256, 3136, 32, torch.bfloat16, False), (2, 640, 1024, 32, torch.float32, True),
-        (9, 1280, 256, 32, torch.float16, False),
+        (9, 1280, 256, 32, torch.float16, False), (9, 1024, 196, 32, torch.bfloat16, False),
+        (5, 24, 625, 3, torch.float32, False),
     ):  # fmt: skip
         (launch,) = held(n, c, hw, group, kind, plain, pixels=False)
         assert compile_for(90, launch, kind) <= launch.shared_bytes

@@ -268,6 +268,7 @@ def test_groups_of_small_images(
     n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gn_tiling, "SHORTEST_ROW", 1)
+    monkeypatch.setattr(gn_tiling, "LARGEST_TINY_IMAGE", 1 << 30)
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
 
@@ -340,6 +341,44 @@ def test_planes_that_programs_hold(
     _group_norm(n, c, hw, group, False, DTYPES[dtype])
     _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
     assert held
+
+
+HELD_RUNS = [
+    (2, 13, 225, 1), (5, 36, 196, 4), (3, 33, 81, 3), (2, 6, 1225, 2), (1, 15, 625, 5), (40, 7, 65, 1), (9, 1, 4001, 1),
+]  # fmt: skip
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), HELD_RUNS)
+def test_planes_that_programs_hold_as_runs(
+    n: int, c: int, hw: int, group: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = _count_held(monkeypatch)
+    _group_norm(n, c, hw, group, False, DTYPES[dtype])
+    _group_norm(n, c, hw, group, False, DTYPES[dtype], infinite=True)
+    assert held or hw * DTYPES[dtype].itemsize % 16 == 0
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.parametrize(("n", "c", "hw", "group"), HELD_RUNS)
+def test_a_sample_of_runs_has_the_same_bits_wherever_it_lies(n: int, c: int, hw: int, group: int, dtype: str) -> None:
+    """`past` elements past a multiple of 16 bytes, in tensors that are alike in that and not."""
+    kind, results = DTYPES[dtype], []
+    dy, x = (_random((n, c * hw), kind, seed) for seed in (1, 2))
+    for dy_past, x_past, dx_past in ((0, 0, 0), (1, 1, 1), (3, 0, 1), (0, 2, 0)):
+        around, infinite = float("nan"), float("inf")
+        views = [_within(dy, 3, dy_past, around)[0], _within(x, 1, x_past, infinite)[0]]
+        result, memory = _within(_poisoned(x, (n, c * hw), kind), 3, dx_past, UNTOUCHED)
+        shaped = [t.as_strided((n, c, hw), (t.stride(0), hw, 1), t.storage_offset()) for t in (*views, result)]
+        values = _group_norm_values(shaped[0], shaped[1], group)
+        outputs = {"gradInput": shaped[2]}
+        outputs |= {name: _poisoned(x, (c,), torch.float32) for name in ("gradGammaOut", "gradBetaOut")}
+        _run("group_norm_backward", values, outputs)
+        assert (_others(memory, result) == UNTOUCHED).all()
+        results.append([t.clone() for t in outputs.values()])
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
 
 
 @pytest.mark.parametrize(("n", "c", "hw", "group", "dtype"), HELD_CASES)
@@ -513,6 +552,23 @@ def test_held_rows_fit_their_slots_and_those_a_multiprocessor(
         assert held.long or turns * held.tile_rows <= TILES_OF_A_RUN
 
 
+@given(st.integers(1, 300), st.integers(1, 9000), st.sampled_from([2, 4]))
+def test_held_runs_fit_shared_memory(channels: int, image: int, size: int) -> None:
+    held = gn_tiling._hold_runs(channels, image, size, Images(False, {"input": (channels * image, image)}, {}))
+    if held:
+        threads = 32 * held.num_warps
+        elements = sum(count for count, _ in held.blocks) * threads
+        assert elements - threads < image <= elements
+        assert 16 // size - 1 + (channels - 1) * image + elements <= held.slot
+        assert channels % held.together == 0
+        assert 2 * held.slot * size < held.shared_bytes <= SHARED_MEMORY // gn_tiling.RUN_EACH - 1024
+    else:
+        tiny, in_vectors = image <= gn_tiling.LARGEST_TINY_IMAGE, image * size % 16 == 0
+        assert tiny or in_vectors or 4 * channels * (image + 128) * size > SHARED_MEMORY // gn_tiling.RUN_EACH - 1024
+    apart = Images(False, {"input": (channels * (image + 1), image + 1)}, {})
+    assert channels == 1 or gn_tiling._hold_runs(channels, image, size, apart) is None
+
+
 @given(st.integers(1, 300), st.integers(1, 2000), st.sampled_from([2, 4]))
 def test_pieces_cover_a_group_and_fit_shared_memory(channels: int, vectors: int, size: int) -> None:
     image = vectors * 16 // size
@@ -542,7 +598,7 @@ def _count_held(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return note
 
-    for name in ("_hold", "_hold_planes"):
+    for name in ("_hold", "_hold_planes", "_hold_runs"):
         monkeypatch.setattr(gn_tiling, name, noting(getattr(gn_tiling, name)))
     return held
 
@@ -605,14 +661,14 @@ def _patch(monkeypatch: pytest.MonkeyPatch, module: Any, **sizes: Any) -> None:
 
 @pytest.mark.parametrize("rows", [24, 25, 48, 49, 50, 96, 97, 145])
 def test_runs_of_wide_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, ln_tiling, WIDE_PROGRAMS=4, CHUNK={True: 32, False: 32}, LONGEST_WHOLE_ROW=32)
+    _patch(monkeypatch, ln_tiling, WIDE_PROGRAMS=4, CHUNK={True: 32, False: 32}, LONGEST_WHOLE_ROW=32, HELD_ROWS=())
     test_layer_norm(rows, 50, "float32")
 
 
 @pytest.mark.parametrize("hw", [384, 400, 784, 789])
 def test_runs_of_groups(hw: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _patch(monkeypatch, gn_tiling, LARGEST_SMALL_IMAGE=0, LARGEST_WHOLE_GROUP=0, HELD_PLANES=(), SHARING=0)
-    _patch(monkeypatch, gn_tiling, TWICE_TILE=32, TWICE_RUN=16)
+    _patch(monkeypatch, gn_tiling, TWICE_TILE=32, TWICE_RUN=16, LARGEST_TINY_IMAGE=1 << 30)
     _group_norm(2, 4, hw, 2, False, torch.float32, infinite=True)
     _patch(monkeypatch, gn_tiling, LARGEST_TWICE=0, TILE=32, LONGEST_RUN=16, MOST_TILES=200)
     _group_norm(2, 3, hw, 1, False, torch.float32)
@@ -763,6 +819,11 @@ CALLS = {
         _random((60, 4), torch.float32, 3), _random((60, 4), torch.float32, 4), _random((32,), torch.float32, 5), 60,
         32, 3136, 4,
     ),
+    "group_norm_backward, held runs": lambda: (
+        _random((60, 36, 225), torch.float16, 1), _random((60, 36, 225), torch.float16, 2),
+        _random((60, 4), torch.float32, 3), _random((60, 4), torch.float32, 4), _random((36,), torch.float32, 5), 60,
+        36, 225, 4,
+    ),
     "group_norm_backward": lambda: (
         _random((6, 32, 900), torch.float16, 1), _random((6, 32, 900), torch.float16, 2),
         _random((6, 4), torch.float32, 3), _random((6, 4), torch.float32, 4), _random((32,), torch.float32, 5), 6, 32,
@@ -877,6 +938,9 @@ SAMPLES = [
     (1024, 4096, 128),
     (80, 3136, 8),
     (64, 9216, 8),
+    (256, 196, 8),
+    (15, 225, 3),
+    (21, 1225, 3),
 ]
 
 

@@ -71,3 +71,51 @@ def write_at(slots, slot, first, place, value):
         slots.index(slot).scatter(gl.reshape(value, [place.shape[0] * place.shape[1]]), at, 0)
     else:
         _view(slots, slot, first, place).store(value)
+
+
+@gluon.constexpr_function
+def columns_layout(down, warps):
+    """Of `down` times 32 * warps elements. Lanes are in reverse: in their order, Triton reads float32 with ldmatrix,
+    which takes no addresses but multiples of 16."""
+    registers = [[1 << bit, 0] for bit in range(down.bit_length() - 1)]
+    lanes, rest = [[0, 16 >> bit] for bit in range(5)], [[0, 32 << bit] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, rest, [], [down, 32 * warps])
+
+
+@gluon.jit
+def shift_of(ptr, at):
+    """Elements between a multiple of 16 bytes and this one."""
+    BYTES: gl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
+    return ((ptr + at).to(gl.int64) % 16 // BYTES).to(gl.int32)
+
+
+@gluon.jit
+def fetch_run(slots, slot, ptr, at, count):
+    """`count` elements from place `at` on into a slot, after those of the first vector that come before; zeros after
+    the last vector."""
+    VECTOR: gl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
+    shift = shift_of(ptr, at)
+    place = gl.arange(0, slots.shape[1], layout=gl.BlockedLayout([VECTOR], [32], [gl.num_warps()], [0]))
+    reads = place // VECTOR * VECTOR < gl.where(count > 0, shift + count, 0)
+    fetch(slots.index(slot), gl.multiple_of(ptr + (at - shift), 16) + place, reads)
+
+
+@gluon.jit
+def write_run(slots, slot, ptr, at, count):
+    """The same back: whole vectors, and element by element what is left at both ends."""
+    VECTOR: gl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
+    LANES: gl.constexpr = 32 * gl.num_warps()
+    VECTORS: gl.constexpr = gl.BlockedLayout([VECTOR], [32], [gl.num_warps()], [0])
+    shift = shift_of(ptr, at)
+    start, end = ptr + (at - shift), shift + count
+    place = gl.arange(0, slots.shape[1], layout=VECTORS)
+    first = place // VECTOR * VECTOR
+    whole = (first >= shift) & (first + VECTOR <= end)
+    gl.store(gl.multiple_of(start, 16) + place, slots.index(slot).load(VECTORS), mask=whole)
+    lane = gl.arange(0, LANES, layout=gl.SliceLayout(0, columns_layout(1, gl.num_warps())))[None, :]
+    head = (lane >= shift) & (lane < gl.where(shift > 0, gl.minimum(VECTOR, end), 0))
+    gl.store(start + lane, read_at(slots, slot, 0, lane), mask=head)
+    last, back = (end - 1) // VECTOR * VECTOR, gl.maximum(end - LANES, 0)
+    place = back + lane
+    tail = (place >= gl.maximum(last, shift)) & (place < gl.where(last + VECTOR > end, end, 0))
+    gl.store(start + place, read_at(slots, slot, back, lane), mask=tail)

@@ -36,6 +36,12 @@ def power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
+def powers_of_two(number: int) -> tuple[tuple[int, int], ...]:
+    """Those it is the sum of, largest first, and the sum of the ones before."""
+    powers = [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
+    return tuple((power, sum(powers[:i])) for i, power in enumerate(powers))
+
+
 def in_runs(tiles: int, programs: int, runs: int) -> int:
     """Programs for so many tiles: that many, or the multiple of it with which none has more than so many runs."""
     return programs * -(-tiles // (programs * TILES_OF_A_RUN * runs))

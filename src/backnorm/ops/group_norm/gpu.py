@@ -23,8 +23,9 @@ from ..layer_norm.gpu import rows_of_groups
 from . import gpu_tiling
 from .gpu_held import hold
 from .gpu_held_planes import hold_planes
+from .gpu_held_runs import hold_runs
 from .gpu_kernels import group_twice, shared, split_dx, split_sums, sum_groups, whole_group
-from .gpu_tiling import STAGES, Held, HeldPlanes, Rows, Shared, Split, Tiling, Twice, Whole
+from .gpu_tiling import STAGES, Held, HeldPlanes, HeldRuns, Rows, Shared, Split, Tiling, Twice, Whole
 
 
 class _Call(NamedTuple):
@@ -156,6 +157,18 @@ def _by_one_in_shared_memory(call: _Call, held: HeldPlanes) -> list[Launch]:
     return [launch._replace(shared_bytes=held.shared_bytes)]
 
 
+def _as_runs_in_shared_memory(call: _Call, held: HeldRuns) -> list[Launch]:
+    groups, width, image = call.sizes
+    constants = {
+        "HAS_W": call.has_w, "WIDTH": width, "LANES": max(power_of_two(width), 32 * held.num_warps),
+        "BLOCKS": held.blocks, "SLOT": held.slot, "TOGETHER": held.together,
+    }  # fmt: skip
+    steps = (*call.in_steps[::2], call.out_steps[0])
+    numbers = (*call.inputs, call.dx, call.partials, groups, image, call.share, *steps)
+    launch = Launch(hold_runs, (call.tiling.samples * groups,), numbers, constants, held.num_warps)
+    return [launch._replace(shared_bytes=held.shared_bytes, anywhere=True)]
+
+
 def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch]:
     images, channels, image, values, way = tiling.images, tiling.channels, tiling.image, call.values, tiling.way
     n, shape = tiling.samples, (tiling.samples, channels, image)
@@ -202,6 +215,8 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         kernels = _by_all_twice(common, way) + finish(n * way.splits, 4)
     if isinstance(tiling.held, HeldPlanes):
         kernels = or_else(_by_one_in_shared_memory(common, tiling.held) + finish(n, 2), kernels)
+    elif isinstance(tiling.held, HeldRuns):
+        kernels = or_else(_as_runs_in_shared_memory(common, tiling.held) + finish(n, 2), kernels)
     elif tiling.held:
         kernels = or_else(_in_shared_memory(common, tiling.held) + finish(tiling.held.partials, 2), kernels)
     steps += kernels

@@ -11,40 +11,25 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from .._held import RUN, add_pairs, each_in_float32, fetch, read_at, statistics, write_at
-
-
-@gluon.constexpr_function
-def _layout(down, warps):
-    """Of `down` times 32 * warps columns. Lanes are in reverse: in their order, Triton reads float32 with ldmatrix,
-    which takes no addresses but multiples of 16."""
-    registers = [[1 << bit, 0] for bit in range(down.bit_length() - 1)]
-    lanes, rest = [[0, 16 >> bit] for bit in range(5)], [[0, 32 << bit] for bit in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, rest, [], [down, 32 * warps])
-
-
-@gluon.jit
-def _shift(ptr, at):
-    """Elements between a multiple of 16 bytes and this one."""
-    BYTES: gl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-    return ((ptr + at).to(gl.int64) % 16 // BYTES).to(gl.int32)
-
-
-@gluon.jit
-def _fetch_rows(slots, slot, ptr, row, rows, step, cols, ROWS: gl.constexpr):
-    """A tile of rows into a slot, after the elements of its first vector that come before; zeros after the last one."""
-    VECTOR: gl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
-    at = row.to(gl.int64) * step
-    shift, count = _shift(ptr, at), gl.minimum(rows - row, ROWS) * cols
-    place = gl.arange(0, slots.shape[1], layout=gl.BlockedLayout([VECTOR], [32], [gl.num_warps()], [0]))
-    reads = place // VECTOR * VECTOR < gl.where(count > 0, shift + count, 0)
-    fetch(slots.index(slot), gl.multiple_of(ptr + (at - shift), 16) + place, reads)
+from .._held import (
+    RUN,
+    add_pairs,
+    columns_layout,
+    each_in_float32,
+    fetch_run,
+    read_at,
+    shift_of,
+    statistics,
+    write_at,
+    write_run,
+)
 
 
 @gluon.jit
 def _fetch_tile(slots, slot, dy_ptr, x_ptr, row, rows, dy_step, x_step, cols, ROWS: gl.constexpr):
-    _fetch_rows(slots[0], slot, dy_ptr, row, rows, dy_step, cols, ROWS)
-    _fetch_rows(slots[1], slot, x_ptr, row, rows, x_step, cols, ROWS)
+    at, count = row.to(gl.int64), gl.minimum(rows - row, ROWS) * cols
+    fetch_run(slots[0], slot, dy_ptr, at * dy_step, count)
+    fetch_run(slots[1], slot, x_ptr, at * x_step, count)
     async_copy.commit_group()
 
 
@@ -54,26 +39,6 @@ def _statistics_of(mean_ptr, rstd_ptr, row, rows, ROWS: gl.constexpr):
     for i in gl.static_range(ROWS):
         of = of + (statistics(mean_ptr, rstd_ptr, row + i, row + i < rows),)  # noqa: RUF005 (Gluon's tuples)
     return of
-
-
-@gluon.jit
-def _write_rows(dx_ptr, at, shift, count, outs):
-    """Elements from place `at` of dx on: whole vectors of them, and element by element what is left at both ends."""
-    VECTOR: gl.constexpr = 128 // dx_ptr.dtype.element_ty.primitive_bitwidth
-    LANES: gl.constexpr = 32 * gl.num_warps()
-    VECTORS: gl.constexpr = gl.BlockedLayout([VECTOR], [32], [gl.num_warps()], [0])
-    start, end = dx_ptr + (at - shift), shift + count
-    place = gl.arange(0, outs.shape[1], layout=VECTORS)
-    first = place // VECTOR * VECTOR
-    whole = (first >= shift) & (first + VECTOR <= end)
-    gl.store(gl.multiple_of(start, 16) + place, outs.index(0).load(VECTORS), mask=whole)
-    lane = gl.arange(0, LANES, layout=gl.SliceLayout(0, _layout(1, gl.num_warps())))[None, :]
-    head = (lane >= shift) & (lane < gl.where(shift > 0, gl.minimum(VECTOR, end), 0))
-    gl.store(start + lane, read_at(outs, 0, 0, lane), mask=head)
-    last, back = (end - 1) // VECTOR * VECTOR, gl.maximum(end - LANES, 0)
-    place = back + lane
-    tail = (place >= gl.maximum(last, shift)) & (place < gl.where(last + VECTOR > end, end, 0))
-    gl.store(start + place, read_at(outs, 0, back, lane), mask=tail)
 
 
 @gluon.jit
@@ -111,7 +76,7 @@ def hold_rows(
     THREADS: gl.constexpr = 32 * WARPS
     COUNT: gl.constexpr = len(BLOCKS)
     TURNS: gl.constexpr = RUN // ROWS
-    OF_COLS: gl.constexpr = gl.SliceLayout(0, _layout(1, WARPS))
+    OF_COLS: gl.constexpr = gl.SliceLayout(0, columns_layout(1, WARPS))
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, SLOT], FLAT)
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, SLOT], FLAT)
@@ -121,8 +86,8 @@ def hold_rows(
         _fetch_tile(slots, i, dy_ptr, x_ptr, first + i * step, rows, dy_step, x_step, cols, ROWS)
     places, columns, w, dw, db = (), (), (), (), ()
     for block in gl.static_range(COUNT):
-        down = gl.arange(0, BLOCKS[block][0], layout=gl.SliceLayout(1, _layout(BLOCKS[block][0], WARPS)))
-        across = gl.arange(0, THREADS, layout=gl.SliceLayout(0, _layout(BLOCKS[block][0], WARPS)))
+        down = gl.arange(0, BLOCKS[block][0], layout=gl.SliceLayout(1, columns_layout(BLOCKS[block][0], WARPS)))
+        across = gl.arange(0, THREADS, layout=gl.SliceLayout(0, columns_layout(BLOCKS[block][0], WARPS)))
         place = down[:, None] * THREADS + across[None, :]
         col = BLOCKS[block][1] * THREADS + place
         weight = gl.full([BLOCKS[block][0], THREADS], 1.0, gl.float32, place.type.layout)
@@ -137,9 +102,9 @@ def hold_rows(
         then = _statistics_of(mean_ptr, rstd_ptr, row + step, rows, ROWS)
         at = row.to(gl.int64)
         dy_from, x_from, dx_from = (
-            _shift(dy_ptr, at * dy_step),
-            _shift(x_ptr, at * x_step),
-            _shift(dx_ptr, at * dx_step),
+            shift_of(dy_ptr, at * dy_step),
+            shift_of(x_ptr, at * x_step),
+            shift_of(dx_ptr, at * dx_step),
         )
         async_copy.wait_group(SLOTS - 1)
         wdys, x_hats, means = (), (), ()
@@ -174,7 +139,7 @@ def hold_rows(
                     dx = now[i][1] * (wdy - means[i][0] * share - x_hat * (means[i][1] * share))
                     before = i * cols + BLOCKS[block][1] * THREADS
                     write_at(outs, 0, dx_from + before, places[block], dx.to(dx_ptr.dtype.element_ty))
-            _write_rows(dx_ptr, at * dx_step, dx_from, gl.minimum(rows - row, ROWS) * cols, outs)
+            write_run(outs, 0, dx_ptr, at * dx_step, gl.minimum(rows - row, ROWS) * cols)
         if COLUMNS and LONG:  # noqa: SIM102 (the compiler knows it)
             if turn % TURNS == TURNS - 1:
                 _write_sums(partials_ptr, dw, db, columns, cols, turn >= TURNS, LONG)

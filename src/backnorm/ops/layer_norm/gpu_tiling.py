@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._tiles import MULTIPROCESSORS, SHARED_MEMORY, TILES_OF_A_RUN, check_length, gathered_bytes, in_runs, power_of_two
+from .._tiles import (
+    MULTIPROCESSORS,
+    SHARED_MEMORY,
+    TILES_OF_A_RUN,
+    check_length,
+    gathered_bytes,
+    in_runs,
+    power_of_two,
+    powers_of_two,
+)
 from .._views import Parts, row_step
 from .tiling import lay_out_rows
 
@@ -130,12 +139,6 @@ def programs_of_held_rows(cols: int) -> HeldPrograms | None:
     return next((programs for programs in HELD_ROWS if cols <= programs.cols), None)
 
 
-def _powers_of_two(number: int) -> tuple[tuple[int, int], ...]:
-    """Those it is the sum of, largest first, and the sum of the ones before."""
-    powers = [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
-    return tuple((power, sum(powers[:i])) for i, power in enumerate(powers))
-
-
 def hold(rows: int, cols: int, together: bool, sizes: tuple[int, int, int], shows: bool) -> HeldRows | None:
     """Together: rows lie one after the other. Sizes: bytes of an element of gradOut, input and gradInputOut."""
     programs = programs_of_held_rows(cols)
@@ -145,7 +148,7 @@ def hold(rows: int, cols: int, together: bool, sizes: tuple[int, int, int], show
     if not together:
         tile_rows = 1
     threads, most_shifted = 32 * num_warps, 16 // min(sizes) - 1
-    blocks = _powers_of_two(-(-cols // threads))
+    blocks = powers_of_two(-(-cols // threads))
     read = most_shifted + (tile_rows - 1) * cols + sum(block for block, _ in blocks) * threads
     slot = max(power_of_two(read), threads * 16 // min(sizes))
     for slots in (2, 1):

@@ -1,0 +1,139 @@
+"""GroupNorm's kernel in Gluon for planes that do not begin on 16 bytes, step by step on NumPy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from .test_held import DTYPES, OP, UNTOUCHED, gluon_on_numpy  # first: it sets the environment
+
+pytest.importorskip("triton")
+
+from backnorm.accuracy import excess
+from backnorm.arrays import describe
+from backnorm.backends import _Cuda
+from backnorm.ops import _held
+from backnorm.ops._launch import Pointer
+from backnorm.ops.group_norm import gpu, gpu_held_runs, gpu_tiling
+from backnorm.ops.group_norm import reference as gn
+from backnorm.plan import make_plan
+from backnorm.spec import ARRAYS
+
+SOURCE = Path(gpu_held_runs.__file__).read_text(encoding="utf-8")
+HELPERS = Path(_held.__file__).read_text(encoding="utf-8")
+#: Elements before and after a tensor; those before are a multiple of 16 bytes.
+GUARD = 32
+
+
+def _load(slots: type[gluon_on_numpy.Slots], right: str = "", wrong: str = "") -> Any:
+    """The kernel, or a wrong one."""
+    assert right in HELPERS or right in SOURCE
+    held = gluon_on_numpy.load(HELPERS.replace(right, wrong), _held.__package__, slots)
+    return gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held_runs.__package__, slots, _held=held).hold_runs
+
+
+KERNELS = {"views": _load(gluon_on_numpy.Slots), "gathers": _load(gluon_on_numpy.NewSlots)}
+
+
+def _check(
+    kernel: Any, n: int, c: int, hw: int, group: int, dtype: str, gaps: tuple[int, int, int] = (0, 0, 0),
+    pasts: tuple[int, int, int] = (0, 0, 0), gamma: Any = None,
+) -> gpu_tiling.HeldRuns:  # fmt: skip
+    """dx and the sums are the reference's, nothing else is written, and nothing around a sample counts. `gaps` elements
+    are between samples, and tensors begin `pasts` elements past a multiple of 16 bytes."""
+    memory, large = {}, {}
+    arounds = (float("nan"), float("inf"), UNTOUCHED)
+    for name, gap, past, around in zip(("gradOut", "input", "gradInput"), gaps, pasts, arounds):
+        whole = torch.full((GUARD + past + n * (c * hw + gap) + GUARD,), around, dtype=DTYPES[dtype])
+        view = whole[GUARD + past :].as_strided((n, c, hw), (c * hw + gap, hw, 1))
+        if name != "gradInput":
+            view.copy_(torch.randn(n, c, hw, generator=torch.Generator().manual_seed(gap + len(name))))
+        memory[name], large[name] = whole, view
+    mean, rstd = (torch.randn(n, group, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
+    small = {"mean": mean, "rstd": rstd, **({} if gamma is None else {"gamma": gamma})}
+    outputs = {"gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c)}
+    tensors = {**large, **small, **outputs}
+    numbers = {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True, True, True)}
+    values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
+    values |= {"gamma": values.get("gamma"), "workspaceSize": True, "executor": True, **numbers}
+    plan = make_plan(OP, values, "Any", ARRAYS)
+    tiling = _Cuda(OP.folder).tile(plan.call, plan.writes)
+    (launch,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held_runs.hold_runs)
+    held = tiling.held
+    assert isinstance(held, gpu_tiling.HeldRuns)
+    memory |= small
+    arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).reshape(-1).numpy() for name, t in memory.items()}
+    partials = np.full(n * 2 * c, np.nan, np.float32)
+    arguments = []
+    for argument in launch.arguments:
+        if not isinstance(argument, Pointer):
+            arguments.append(argument)
+        elif argument.name in large:
+            past = pasts[list(large).index(argument.name)]
+            arguments.append(gluon_on_numpy.Memory(arrays[argument.name], dtype, GUARD + past))
+        else:
+            arguments.append(gluon_on_numpy.Memory(arrays.get(argument.name, partials), "float32"))
+    gluon_on_numpy.launch(kernel, launch.grid[0], arguments, launch.constants, launch.num_warps)
+
+    given = {**{k: v.double().numpy() for k, v in tensors.items() if k in (*small, "gradOut", "input")}, **numbers}
+    given.setdefault("gamma", None)
+    golden, terms = gn.reference(given), gn.terms(given)
+    written = torch.from_numpy(arrays["gradInput"].copy())
+    view = written[GUARD + pasts[2] :].as_strided((n, c, hw), (c * hw + gaps[2], hw, 1))
+    dx = view.numpy().copy().astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else arrays["gradInput"].dtype)
+    assert excess(dx, golden["gradInput"].reshape(n, c, hw), terms["gradInput"].reshape(n, c, hw)) <= 1
+    view.fill_(UNTOUCHED)
+    assert (written == UNTOUCHED).all()
+    for i, name in enumerate(("gradBetaOut", "gradGammaOut")):
+        total = partials.reshape(n, 2, c)[:, i].sum(0, dtype=np.float64).astype(np.float32)
+        assert excess(total, golden[name].reshape(c), terms[name].reshape(c)) <= 1, name
+    return held
+
+
+@pytest.mark.parametrize("way", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "c", "hw", "group"), [(3, 8, 65, 2), (2, 6, 81, 1), (2, 44, 131, 4), (1, 15, 625, 3), (2, 3, 1369, 3)]
+)
+def test_all_groups_are_the_references(n: int, c: int, hw: int, group: int, dtype: str, way: str) -> None:
+    kernel = KERNELS[way]
+    gamma = torch.randn(c, generator=torch.Generator().manual_seed(6))
+    held = _check(kernel, n, c, hw, group, dtype, pasts=(1, 3, 1), gamma=gamma)
+    assert held.num_warps == (1 if hw <= 512 else 4)
+    _check(kernel, n, c, hw, group, dtype, (1, 5, 3), (0, 1, 2))
+    gamma[c // 2] = float("inf")
+    with np.errstate(all="ignore"):
+        _check(kernel, n, c, hw, group, dtype, gamma=gamma)
+
+
+def test_a_group_of_14_times_14_begins_on_16_bytes_and_its_planes_do_not() -> None:
+    held = _check(KERNELS["views"], 1, 64, 196, 2, "bfloat16", gamma=torch.linspace(-2, 3, 64))
+    assert held == gpu_tiling.HeldRuns(8192, ((4, 0), (2, 4), (1, 6)), 4, 1, 2 * 8192 * 2 + 128)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("async_copy.wait_group(0)", "async_copy.wait_group(1)"),
+        ("dx = gl.where(inside, dx, dy)", "pass"),
+        ("gl.where(before + places[block] < image, dy, 0.0)", "dy"),
+        ("gl.where(inner == start + i, a, s1)", "gl.where(inner == start, a, s1)"),
+        ("x_from + at, mean, rstd, 1.0", "dy_from + at, mean, rstd, 1.0"),
+        ("if dx_from == dy_from:", "if dx_from == dx_from:"),
+        ("if gl.sum((gammas - gammas != 0).to(gl.int32), 0) > 0:", "if False:"),
+        ("gl.store(to_sums, s1, mask=inner < WIDTH)", "gl.store(to_sums, s1 * 0, mask=inner < WIDTH)"),
+    ],
+)
+def test_a_wrong_kernel_is_seen(right: str, wrong: str) -> None:
+    """By one call or the other: dx begins as dy does in one of them alone."""
+    kernel = _load(gluon_on_numpy.Slots, right, wrong)
+    gamma = torch.linspace(-2, 3, 12)
+    gamma[3] = float("inf")
+    with pytest.raises(AssertionError), np.errstate(all="ignore"):  # noqa: PT012
+        _check(kernel, 2, 12, 131, 2, "bfloat16", pasts=(3, 1, 2), gamma=torch.linspace(-2, 3, 12))
+        _check(kernel, 2, 12, 131, 2, "bfloat16", pasts=(0, 1, 0), gamma=gamma)
