@@ -63,13 +63,13 @@ def _plane_sums(
 def _row_sums(
     dy_ptr, x_ptr, mean_ptr, partials_ptr, cols, rows, dy_n, dy_h, x_n, x_h, tiles, per_split, pieces, rest,
     channels, inner, PIXELS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr, LONG: tl.constexpr,
+    STAGES: tl.constexpr, LONG: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Some rows of COLS consecutive elements, `inner` of each channel. RAGGED: `rest` elements follow the last row.
-    LONG: more tiles of rows than one run."""
+    LONG: more tiles of rows than one run. Rows begin and end on multiples of VECTOR elements."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
-    there = col < cols
+    there = col // VECTOR * VECTOR < cols
     channel = col % channels if PIXELS else col // inner
     mean = tl.load(mean_ptr + channel, mask=there, other=0.0).to(tl.float32)
     a, b = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
@@ -78,8 +78,9 @@ def _row_sums(
         n = (tile // pieces).to(tl.int64)
         at = tile % pieces * ROWS + tl.arange(0, ROWS)
         mask = (at < rows)[:, None] & there[None, :]
-        dy_at = dy_ptr + n * dy_n + at[:, None].to(tl.int64) * dy_h + col[None, :]
-        x_at = x_ptr + n * x_n + at[:, None].to(tl.int64) * x_h + col[None, :]
+        dy_row, x_row = n * dy_n + at.to(tl.int64) * dy_h, n * x_n + at.to(tl.int64) * x_h
+        dy_at = dy_ptr + (dy_row // VECTOR * VECTOR)[:, None] + col[None, :]
+        x_at = x_ptr + (x_row // VECTOR * VECTOR)[:, None] + col[None, :]
         dy = tl.load(dy_at, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
         a += dy
@@ -121,7 +122,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
     # What is not read in vectors of 16 bytes cannot be copied ahead; element by element is slower than waiting.
     stages = 3 if tiling.vector > 1 or all(step % 16 == 0 for step in steps_of) else 1
     long = tiling.per_split > TILES_OF_A_RUN
-    constants: dict[str, Any] = {"ROWS": rows, "COLS": cols, "STAGES": stages, "LONG": long}
+    constants: dict[str, Any] = {"ROWS": rows, "COLS": cols, "STAGES": stages, "LONG": long, "VECTOR": tiling.vector}
     width, pieces = channels * tiling.inner, tiling.pieces
     if tiling.by_rows:
         numbers: tuple[int, ...] = (
@@ -132,7 +133,7 @@ def launches(tiling: Tiling, call: Call, writes: tuple[str, ...]) -> list[Launch
         steps.append(Launch(_row_sums, (-(-width // cols), tiling.splits), (*tensors, *numbers), constants))
     else:
         numbers = (channels, tiling.image, *steps_of, tiling.samples * pieces, tiling.per_split, pieces)
-        constants |= {"VECTOR": tiling.vector, "SHIFTS": tiling.shifts, "ALIGNED": False}
+        constants |= {"SHIFTS": tiling.shifts, "ALIGNED": False}
         grid = (-(-channels // rows), tiling.splits)
         steps.append(Launch(_plane_sums, grid, (*tensors, *numbers), constants, aligned="ALIGNED"))
     sum_dy, grad_bias, sum_dy_xmu, grad_weight = (

@@ -14,7 +14,8 @@ from .._views import Parts, row_step
 #: Elements of a tile; its columns at most, for planes, pixels and small images; and how many programs there should be,
 #: two for each multiprocessor (34 against 43 microseconds with four, 32 x 112 x 112 x 64 bfloat16).
 TILE, LONGEST_RUN, WIDEST_PIXELS, WIDEST_ROWS, PROGRAMS = 4096, 2048, 64, 512, 2 * MULTIPROCESSORS
-#: Planes of images up to this are read as rows of all channels' elements: 49 of them are no whole vectors.
+#: Planes of images up to this are read as rows of all channels' elements, if these begin on 16 bytes: 49 of them are no
+#: whole vectors.
 LARGEST_SMALL_IMAGE = 512
 #: Pixels of few channels are joined to rows of about this many elements; of more, where only those begin on 16 bytes.
 JOINED = 256
@@ -35,8 +36,8 @@ class Tiling(NamedTuple):
     rows: int
     inner: int
     rest: int
-    #: Planes: elements of a vector of 16 bytes, 1 where gradOut and input do not lie alike; and whether images begin
-    #: or end within one.
+    #: Elements of a vector of 16 bytes that rows are multiples of, or 1. Planes: 1 where gradOut and input do not lie
+    #: alike; and whether images begin or end within one.
     vector: int
     shifts: bool
     #: Channels or rows of a tile, and its columns; how many tiles cover a sample.
@@ -80,6 +81,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         for name in small
         if row_step(call.values[name], 1, channels) is None
     }
+    of_16_bytes = 16 // max(itemsize(call.values[name].dtype) for name in images.steps)
     rows, inner, rest, by_rows = image, 1, 0, images.pixels
     if images.pixels and (image == 1 or all(o == image * i for o, i in images.steps.values())):
         # One sample after the other without a gap: one long column of rows.
@@ -89,7 +91,11 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             inner = _joined(rows, channels)
         images = images._replace(steps={name: (0, step * inner) for name, step in steps.items()})
         rows, rest = rows // inner, rows % inner * channels
-    elif not images.pixels and image <= LARGEST_SMALL_IMAGE and all(c == image for _, c in images.steps.values()):
+    elif (
+        not images.pixels
+        and image <= LARGEST_SMALL_IMAGE
+        and all(c == image and o % of_16_bytes == 0 for o, c in images.steps.values())
+    ):
         images = images._replace(steps={name: (0, o) for name, (o, _) in images.steps.items()})
         samples, rows, inner, by_rows = 1, samples, image, True
     vector, shifts = 1, False
@@ -98,6 +104,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         tile_cols = min(widest, max(16, power_of_two(channels * inner)))
         tile_rows = TILE // tile_cols
         pieces, across = -(-rows // tile_rows), -(-channels * inner // tile_cols)
+        steps_of = (step for pair in images.steps.values() for step in pair)
+        vector = of_16_bytes if all(step % of_16_bytes == 0 for step in (channels * inner, *steps_of)) else 1
     else:
         vector = _vector(call, images, image)
         shifts = any(step % vector for step in (image, *images.steps["input"]))
