@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from .test_held import DTYPES, UNTOUCHED, gluon_on_numpy  # first: it sets the environment
+from .test_held import describe, make_plan  # first: it sets the environment
 
 pytest.importorskip("triton")
 
-from backnorm.accuracy import excess
-from backnorm.arrays import describe
 from backnorm.backends import _Cuda
-from backnorm.ops import OPS, _held
-from backnorm.ops._launch import Pointer
+from backnorm.ops import OPS
 from backnorm.ops._tiles import TILES_OF_A_RUN
 from backnorm.ops.layer_norm import gpu, gpu_held_rows, gpu_tiling
 from backnorm.ops.layer_norm import reference as ln
-from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
 
+from .held_memory import WAYS, Large, judge_sums, load
+
 OP = OPS["layer_norm_backward"]
-SOURCE = Path(gpu_held_rows.__file__).read_text(encoding="utf-8")
-HELPERS = Path(_held.__file__).read_text(encoding="utf-8")
-#: Elements before and after a tensor; those before are a multiple of 16 bytes.
-GUARD = 32
-
-
-def _load(slots: type[gluon_on_numpy.Slots], right: str = "", wrong: str = "") -> Any:
-    """The kernel, or a wrong one."""
-    assert right in HELPERS or right in SOURCE
-    held = gluon_on_numpy.load(HELPERS.replace(right, wrong), _held.__package__, slots)
-    return gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held_rows.__package__, slots, _held=held).hold_rows
-
-
-#: With views of shared memory, and with what newer versions have instead.
-KERNELS = {"views": _load(gluon_on_numpy.Slots), "gathers": _load(gluon_on_numpy.NewSlots)}
+KERNELS = {way: load(gpu_held_rows, way).hold_rows for way in WAYS}
 
 
 @pytest.fixture(autouse=True)
@@ -54,22 +36,14 @@ def _check(
     pasts: tuple[int, int, int] = (0, 0, 0), mask: tuple[bool, bool, bool] = (True, True, True), weight: bool = True,
 ) -> gpu_tiling.HeldRows:  # fmt: skip
     """dx and the sums are the reference's, nothing else is written, and nothing around a tensor counts."""
-    memory, large = {}, {}
-    for name, gap, past, around in zip(
-        ("gradOut", "input", "gradInputOut"), gaps, pasts, (float("nan"), float("inf"), UNTOUCHED)
-    ):
-        whole = torch.full((GUARD + past + rows * (cols + gap) + GUARD,), around, dtype=DTYPES[dtype])
-        view = whole[GUARD + past :].as_strided((rows, cols), (cols + gap, 1))
-        if name != "gradInputOut":
-            view.copy_(torch.randn(rows, cols, generator=torch.Generator().manual_seed(gap + len(name))))
-        memory[name], large[name] = whole, view
-    small = {
-        name: torch.randn(rows, 1, generator=torch.Generator().manual_seed(len(name))) for name in ("mean", "rstd")
-    }
-    if weight:
-        small["weightOptional"] = torch.randn(cols, generator=torch.Generator().manual_seed(6))
+    large = Large("gradInputOut", rows, cols, dtype, gaps, pasts)
+    mean, rstd, w = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        for seed, shape in enumerate([(rows, 1), (rows, 1), (cols,)])
+    )
+    small = {"mean": mean, "rstd": rstd, **({"weightOptional": w} if weight else {})}
     outputs = {"gradWeightOut": torch.empty(cols), "gradBiasOut": torch.empty(cols)}
-    tensors = {**large, **small, **outputs}
+    tensors = {**large.views, **small, **outputs}
     values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
     values.setdefault("weightOptional", None)
     values |= {"normalizedShape": (cols,), "biasOptional": None, "outputMask": mask}
@@ -78,36 +52,14 @@ def _check(
     (launch,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held_rows.hold_rows)
     held = tiling.held
     assert held is not None
-    memory |= small
-    arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).reshape(-1).numpy() for name, t in memory.items()}
     partials = np.full(held.programs * 2 * cols, np.nan, np.float32)
-    arguments = []
-    for argument in launch.arguments:
-        if not isinstance(argument, Pointer):
-            arguments.append(argument)
-        elif argument.name in large:
-            past = pasts[list(large).index(argument.name)]
-            arguments.append(gluon_on_numpy.Memory(arrays[argument.name], dtype, GUARD + past))
-        else:
-            arguments.append(gluon_on_numpy.Memory(arrays.get(argument.name, partials), "float32"))
-    gluon_on_numpy.launch(kernel, launch.grid[0], arguments, launch.constants, launch.num_warps)
-
+    large.launch(kernel, launch, small, partials)
     given = {name: tensor.double().numpy() for name, tensor in tensors.items() if name not in outputs}
     given = {"weightOptional": None, "normalizedShape": (cols,), "outputMask": mask, **given}
     golden, terms = ln.reference(given), ln.terms(given)
-    if mask[0]:
-        written = torch.from_numpy(arrays["gradInputOut"].copy())
-        view = written[GUARD + pasts[2] :].as_strided((rows, cols), (cols + gaps[2], 1))
-        dx = view.numpy().copy().astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else arrays["gradInputOut"].dtype)
-        assert excess(dx, golden["gradInputOut"], terms["gradInputOut"]) <= 1
-        view.fill_(UNTOUCHED)
-        assert (written == UNTOUCHED).all()
-    else:
-        assert (arrays["gradInputOut"] == UNTOUCHED).all()
+    large.judge(golden["gradInputOut"], terms["gradInputOut"], mask[0])
     if mask[1]:
-        sums = partials.reshape(-1, 2, cols).sum(0, dtype=np.float64).astype(np.float32)
-        for name, total in zip(outputs, sums):
-            assert excess(total, golden[name].reshape(cols), terms[name].reshape(cols)) <= 1, name
+        judge_sums(partials.reshape(-1, 2, cols), ("gradWeightOut", "gradBiasOut"), golden, terms)
     else:
         assert np.isnan(partials).all()
     return held
@@ -164,7 +116,7 @@ def test_runs_of_rows(rows: int, cols: int) -> None:
 )
 def test_a_wrong_kernel_is_seen(right: str, wrong: str) -> None:
     """By one call or the other: the second has no other rows after a row's end."""
-    kernel = _load(gluon_on_numpy.Slots, right, wrong)
+    kernel = load(gpu_held_rows, right=right, wrong=wrong).hold_rows
     with pytest.raises(AssertionError):  # noqa: PT012
         _check(kernel, 1001, 45, "bfloat16", pasts=(0, 1, 0))
         _check(kernel, 25, 331, "bfloat16", (2, 1, 3), (3, 1, 2))

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from .test_held import DTYPES, OP, UNTOUCHED, gluon_on_numpy  # first: it sets the environment
+from .test_held import OP, describe, make_plan  # first: it sets the environment
 
 pytest.importorskip("triton")
 
-from backnorm.accuracy import excess
-from backnorm.arrays import describe
 from backnorm.backends import _Cuda
-from backnorm.ops import _held
-from backnorm.ops._launch import Pointer
 from backnorm.ops.group_norm import gpu, gpu_held_runs, gpu_tiling
 from backnorm.ops.group_norm import reference as gn
-from backnorm.plan import make_plan
 from backnorm.spec import ARRAYS
 
-SOURCE = Path(gpu_held_runs.__file__).read_text(encoding="utf-8")
-HELPERS = Path(_held.__file__).read_text(encoding="utf-8")
-#: Elements before and after a tensor; those before are a multiple of 16 bytes.
-GUARD = 32
+from .held_memory import WAYS, Large, judge_sums, load
 
-
-def _load(slots: type[gluon_on_numpy.Slots], right: str = "", wrong: str = "") -> Any:
-    """The kernel, or a wrong one."""
-    assert right in HELPERS or right in SOURCE
-    held = gluon_on_numpy.load(HELPERS.replace(right, wrong), _held.__package__, slots)
-    return gluon_on_numpy.load(SOURCE.replace(right, wrong), gpu_held_runs.__package__, slots, _held=held).hold_runs
-
-
-KERNELS = {"views": _load(gluon_on_numpy.Slots), "gathers": _load(gluon_on_numpy.NewSlots)}
+KERNELS = {way: load(gpu_held_runs, way).hold_runs for way in WAYS}
 
 
 def _check(
@@ -46,18 +28,15 @@ def _check(
 ) -> gpu_tiling.HeldRuns:  # fmt: skip
     """dx and the sums are the reference's, nothing else is written, and nothing around a sample counts. `gaps` elements
     are between samples, and tensors begin `pasts` elements past a multiple of 16 bytes."""
-    memory, large = {}, {}
-    arounds = (float("nan"), float("inf"), UNTOUCHED)
-    for name, gap, past, around in zip(("gradOut", "input", "gradInput"), gaps, pasts, arounds):
-        whole = torch.full((GUARD + past + n * (c * hw + gap) + GUARD,), around, dtype=DTYPES[dtype])
-        view = whole[GUARD + past :].as_strided((n, c, hw), (c * hw + gap, hw, 1))
-        if name != "gradInput":
-            view.copy_(torch.randn(n, c, hw, generator=torch.Generator().manual_seed(gap + len(name))))
-        memory[name], large[name] = whole, view
+    large = Large("gradInput", n, c * hw, dtype, gaps, pasts)
     mean, rstd = (torch.randn(n, group, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
     small = {"mean": mean, "rstd": rstd, **({} if gamma is None else {"gamma": gamma})}
     outputs = {"gradGammaOut": torch.empty(c), "gradBetaOut": torch.empty(c)}
-    tensors = {**large, **small, **outputs}
+    images = {
+        name: view.as_strided((n, c, hw), (view.stride(0), hw, 1), view.storage_offset())
+        for name, view in large.views.items()
+    }
+    tensors = {**images, **small, **outputs}
     numbers = {"N": n, "C": c, "HxW": hw, "group": group, "outputMask": (True, True, True)}
     values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
     values |= {"gamma": values.get("gamma"), "workspaceSize": True, "executor": True, **numbers}
@@ -66,32 +45,13 @@ def _check(
     (launch,) = (one for one in gpu.launches(tiling, plan.call, plan.writes) if one.kernel is gpu_held_runs.hold_runs)
     held = tiling.held
     assert isinstance(held, gpu_tiling.HeldRuns)
-    memory |= small
-    arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).reshape(-1).numpy() for name, t in memory.items()}
     partials = np.full(n * 2 * c, np.nan, np.float32)
-    arguments = []
-    for argument in launch.arguments:
-        if not isinstance(argument, Pointer):
-            arguments.append(argument)
-        elif argument.name in large:
-            past = pasts[list(large).index(argument.name)]
-            arguments.append(gluon_on_numpy.Memory(arrays[argument.name], dtype, GUARD + past))
-        else:
-            arguments.append(gluon_on_numpy.Memory(arrays.get(argument.name, partials), "float32"))
-    gluon_on_numpy.launch(kernel, launch.grid[0], arguments, launch.constants, launch.num_warps)
-
-    given = {**{k: v.double().numpy() for k, v in tensors.items() if k in (*small, "gradOut", "input")}, **numbers}
+    large.launch(kernel, launch, small, partials)
+    given = {**{k: v.double().numpy() for k, v in tensors.items() if k not in outputs}, **numbers}
     given.setdefault("gamma", None)
     golden, terms = gn.reference(given), gn.terms(given)
-    written = torch.from_numpy(arrays["gradInput"].copy())
-    view = written[GUARD + pasts[2] :].as_strided((n, c, hw), (c * hw + gaps[2], hw, 1))
-    dx = view.numpy().copy().astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else arrays["gradInput"].dtype)
-    assert excess(dx, golden["gradInput"].reshape(n, c, hw), terms["gradInput"].reshape(n, c, hw)) <= 1
-    view.fill_(UNTOUCHED)
-    assert (written == UNTOUCHED).all()
-    for i, name in enumerate(("gradBetaOut", "gradGammaOut")):
-        total = partials.reshape(n, 2, c)[:, i].sum(0, dtype=np.float64).astype(np.float32)
-        assert excess(total, golden[name].reshape(c), terms[name].reshape(c)) <= 1, name
+    large.judge(golden["gradInput"], terms["gradInput"])
+    judge_sums(partials.reshape(n, 2, c), ("gradBetaOut", "gradGammaOut"), golden, terms)
     return held
 
 
@@ -131,7 +91,7 @@ def test_a_group_of_14_times_14_begins_on_16_bytes_and_its_planes_do_not() -> No
 )
 def test_a_wrong_kernel_is_seen(right: str, wrong: str) -> None:
     """By one call or the other: dx begins as dy does in one of them alone."""
-    kernel = _load(gluon_on_numpy.Slots, right, wrong)
+    kernel = load(gpu_held_runs, right=right, wrong=wrong).hold_runs
     gamma = torch.linspace(-2, 3, 12)
     gamma[3] = float("inf")
     with pytest.raises(AssertionError), np.errstate(all="ignore"):  # noqa: PT012
