@@ -73,7 +73,18 @@ def test_all_groups_are_the_references(n: int, c: int, hw: int, group: int, dtyp
 
 def test_a_group_of_14_times_14_begins_on_16_bytes_and_its_planes_do_not() -> None:
     held = _check(KERNELS["views"], 1, 64, 196, 2, "bfloat16", gamma=torch.linspace(-2, 3, 64))
-    assert held == gpu_tiling.HeldRuns(8192, ((4, 0), (2, 4), (1, 6)), 4, 1, 2 * 8192 * 2 + 128)
+    assert held == gpu_tiling.HeldRuns(8192, ((4, 0), (2, 4), (1, 6)), 4, 1, 2 * 8192 * 2 + 256)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_planes_with_gaps_between_them_are_no_runs(group: int) -> None:
+    image = torch.empty(2, 3, 140)[:, :, :131]
+    tensors = {"gradOut": image, "input": image, "gradInput": image, "mean": torch.empty(2, group)}
+    tensors |= {"rstd": tensors["mean"], "gradGammaOut": torch.empty(3), "gradBetaOut": torch.empty(3)}
+    values: dict[str, Any] = {name: describe(tensor, OP.name, name).desc for name, tensor in tensors.items()}
+    values |= {"gamma": None, "N": 2, "C": 3, "HxW": 131, "group": group, "outputMask": (True, True, True)}
+    plan = make_plan(OP, {**values, "workspaceSize": True, "executor": True}, "Any", ARRAYS)
+    assert _Cuda(OP.folder).tile(plan.call, plan.writes).held is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ RUN = gl.constexpr(TILES_OF_A_RUN)
 add_pairs, pack, unpack = (gluon.jit(f.fn) for f in (_exchange.add_pairs, _exchange.pack, _exchange.unpack))
 #: Newer versions of Triton have another name for it.
 fetch = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-#: These read and write shared memory at any place; in older ones a view of it may begin there, which these forbid.
+#: Whether this version of Triton reads and writes shared memory at any place. Before, a view of it may begin there.
 GATHERS = gl.constexpr(hasattr(gl.shared_memory_descriptor, "gather"))
 
 
@@ -116,6 +116,6 @@ def write_run(slots, slot, ptr, at, count):
     head = (lane >= shift) & (lane < gl.where(shift > 0, gl.minimum(VECTOR, end), 0))
     gl.store(start + lane, read_at(slots, slot, 0, lane), mask=head)
     last, back = (end - 1) // VECTOR * VECTOR, gl.maximum(end - LANES, 0)
-    place = back + lane
-    tail = (place >= gl.maximum(last, shift)) & (place < gl.where(last + VECTOR > end, end, 0))
-    gl.store(start + place, read_at(slots, slot, back, lane), mask=tail)
+    behind = back + lane
+    tail = (behind >= gl.maximum(last, shift)) & (behind < gl.where(last + VECTOR > end, end, 0))
+    gl.store(start + behind, read_at(slots, slot, back, lane), mask=tail)

@@ -1,7 +1,7 @@
-"""GroupNorm backward of planes that do not begin on 16 bytes (7 x 7; 14 x 14 in 16 bits), whose groups are runs.
+"""GroupNorm backward of planes that do not begin on 16 bytes, as those of 15 x 15, or of 14 x 14 in 16 bits.
 
-A program copies it to shared memory in whole vectors, reads it from there channel by channel, element by element, and
-writes dx in its place.
+Where a group of them is one run of memory, a program copies that to shared memory in whole vectors, reads it from there
+channel by channel, element by element, and writes dx in its place.
 """
 
 from __future__ import annotations

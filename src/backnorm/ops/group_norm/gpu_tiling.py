@@ -202,10 +202,10 @@ class Tiling(NamedTuple):
     #: Elements of a vector of 16 bytes.
     vector: int
     way: Rows | Whole | Shared | Twice | Split
-    #: Instead, where large tensors begin at multiples of 16 bytes and there is so much shared memory.
+    #: Instead, where there is so much shared memory and (runs apart) large tensors begin at multiples of 16 bytes.
     held: Held | HeldPlanes | HeldRuns | None
     #: Places in the workspace: sums [sample][piece or split][4][channel], of rows [program][2][column], of held pixels
-    #: [run][stride][part][2][channel], of held planes [sample][2][channel]; gathered ones; c1 and c2
+    #: [run][stride][part][2][channel], of held planes and runs [sample][2][channel]; gathered ones; c1 and c2
     #: [sample][group][2]; words.
     partials: int
     gathered: int
@@ -290,7 +290,7 @@ def _hold_planes(group_channels: int, image: int, size: int, images: Images) -> 
 def _hold_runs(group_channels: int, image: int, size: int, images: Images) -> HeldRuns | None:
     vector, steps = 16 // size, images.steps.values()
     in_vectors = all(step % vector == 0 for step in (image, *(outer for outer, _ in steps)))
-    one_run = group_channels == 1 or all(inner == image for _, inner in steps)
+    one_run = all(inner == image for _, inner in steps)
     if in_vectors or not one_run or image <= LARGEST_TINY_IMAGE:
         return None
     num_warps = 1 if image <= LARGEST_OF_A_WARP else 4
@@ -298,7 +298,7 @@ def _hold_runs(group_channels: int, image: int, size: int, images: Images) -> He
     blocks = powers_of_two(-(-image // threads))
     slot = power_of_two(vector - 1 + (group_channels - 1) * image + sum(block for block, _ in blocks) * threads)
     slot = max(slot, threads * vector)
-    shared_bytes = 2 * slot * size + 128
+    shared_bytes = 2 * slot * size + 256  # and what sums take on their way from warp to warp
     if RUN_EACH * (shared_bytes + 1024) > SHARED_MEMORY:
         return None
     together = next(count for count in RUN_CHANNELS if group_channels % count == 0)

@@ -27,7 +27,7 @@ from .._held import (
 
 @gluon.jit
 def _fetch_tile(slots, slot, dy_ptr, x_ptr, row, rows, dy_step, x_step, cols, ROWS: gl.constexpr):
-    at, count = row.to(gl.int64), gl.minimum(rows - row, ROWS) * cols
+    at, count = row.to(gl.int64), gl.minimum(gl.maximum(rows - row, 0), ROWS) * cols  # rows - row may be far below 0
     fetch_run(slots[0], slot, dy_ptr, at * dy_step, count)
     fetch_run(slots[1], slot, x_ptr, at * x_step, count)
     async_copy.commit_group()

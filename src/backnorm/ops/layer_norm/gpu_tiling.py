@@ -152,7 +152,8 @@ def hold(rows: int, cols: int, together: bool, sizes: tuple[int, int, int], show
     read = most_shifted + (tile_rows - 1) * cols + sum(block for block, _ in blocks) * threads
     slot = max(power_of_two(read), threads * 16 // min(sizes))
     for slots in (2, 1):
-        shared_bytes = slot * (slots * (sizes[0] + sizes[1]) + sizes[2]) + 128
+        # With what sums take on their way from warp to warp.
+        shared_bytes = slot * (slots * (sizes[0] + sizes[1]) + sizes[2]) + 256
         if each * (shared_bytes + 1024) <= SHARED_MEMORY:
             count = each * MULTIPROCESSORS
             if shows:
