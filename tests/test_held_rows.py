@@ -119,7 +119,7 @@ def test_rows_far_past_the_end_are_not_fetched() -> None:
     [
         ("wait_group(SLOTS - 1)", "wait_group(SLOTS)"),
         ("row + SLOTS * step, rows, dy_step", "row + step, rows, dy_step"),
-        ("inside = gl.where(row + i < rows, cols, 0)", "inside = cols"),
+        ("gl.where(row + i < rows, cols, 0)", "cols"),
         ("gl.where(columns[block] < inside, dy, 0.0)", "dy"),
         ("(first >= shift) & (first + VECTOR <= end)", "(first >= shift) & (first < end)"),
         ("(first >= shift) & (first + VECTOR <= end)", "first + VECTOR <= end"),
