@@ -83,6 +83,18 @@ def columns_layout(down, warps):
 
 
 @gluon.jit
+def places_of(BLOCKS: gl.constexpr):
+    """0, 1, ... of each of the blocks: how many elements for each thread, and in the blocks before."""
+    WARPS: gl.constexpr = gl.num_warps()
+    places = ()
+    for block in gl.static_range(len(BLOCKS)):
+        down = gl.arange(0, BLOCKS[block][0], layout=gl.SliceLayout(1, columns_layout(BLOCKS[block][0], WARPS)))
+        across = gl.arange(0, 32 * WARPS, layout=gl.SliceLayout(0, columns_layout(BLOCKS[block][0], WARPS)))
+        places = places + (down[:, None] * (32 * WARPS) + across[None, :],)  # noqa: RUF005 (Gluon's tuples)
+    return places
+
+
+@gluon.jit
 def shift_of(ptr, at):
     """Elements between a multiple of 16 bytes and this one."""
     BYTES: gl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8

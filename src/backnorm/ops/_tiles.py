@@ -36,10 +36,19 @@ def power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def powers_of_two(number: int) -> tuple[tuple[int, int], ...]:
+def _powers_of_two(number: int) -> tuple[tuple[int, int], ...]:
     """Those it is the sum of, largest first, and the sum of the ones before."""
     powers = [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
     return tuple((power, sum(powers[:i])) for i, power in enumerate(powers))
+
+
+def slot_of_runs(before: int, length: int, threads: int, vector: int) -> tuple[tuple[tuple[int, int], ...], int]:
+    """For runs of memory that begin within a vector, and are read `length` elements at a time, the last of them after
+    those before: how many of them a thread has, in powers of two (and in the ones before); elements of shared memory
+    that hold all, a power of two."""
+    blocks = _powers_of_two(-(-length // threads))
+    read = vector - 1 + before + sum(block for block, _ in blocks) * threads
+    return blocks, max(power_of_two(read), threads * vector)
 
 
 def in_runs(tiles: int, programs: int, runs: int) -> int:

@@ -15,6 +15,7 @@ from .._held import (
     columns_layout,
     each_in_float32,
     fetch_run,
+    places_of,
     read_at,
     shift_of,
     statistics,
@@ -79,7 +80,6 @@ def hold_runs(
     """A group of WIDTH channels, TOGETHER of them at a time. An image is in BLOCKS: how many elements for each thread,
     and in the blocks before."""
     WARPS: gl.constexpr = gl.num_warps()
-    THREADS: gl.constexpr = 32 * WARPS
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [1, SLOT], FLAT)
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [1, SLOT], FLAT)
@@ -96,11 +96,7 @@ def hold_runs(
     if HAS_W:
         gammas = gl.load(gamma_ptr + channel + inner, mask=inner < WIDTH, other=0.0).to(gl.float32)
     dy_from, x_from, dx_from = shift_of(dy_ptr, dy_at), shift_of(x_ptr, x_at), shift_of(dx_ptr, dx_at)
-    slots, places = (dys, xs), ()
-    for block in gl.static_range(len(BLOCKS)):
-        down = gl.arange(0, BLOCKS[block][0], layout=gl.SliceLayout(1, columns_layout(BLOCKS[block][0], WARPS)))
-        across = gl.arange(0, THREADS, layout=gl.SliceLayout(0, columns_layout(BLOCKS[block][0], WARPS)))
-        places = places + (down[:, None] * THREADS + across[None, :],)  # noqa: RUF005 (Gluon's tuples)
+    slots, places = (dys, xs), places_of(BLOCKS)
     async_copy.wait_group(0)
     s1, s2 = gl.zeros([LANES], gl.float32, OF_CHANNELS), gl.zeros([LANES], gl.float32, OF_CHANNELS)
     for start in range(0, WIDTH, TOGETHER):

@@ -16,7 +16,7 @@ from .._tiles import (
     gathered_bytes,
     in_runs,
     power_of_two,
-    powers_of_two,
+    slot_of_runs,
 )
 from .._views import Parts, row_step
 from ..layer_norm.gpu_tiling import LONGEST_WHOLE_ROW, programs_of_rows
@@ -294,10 +294,7 @@ def _hold_runs(group_channels: int, image: int, size: int, images: Images) -> He
     if in_vectors or not one_run or image <= LARGEST_TINY_IMAGE:
         return None
     num_warps = 1 if image <= LARGEST_OF_A_WARP else 4
-    threads = 32 * num_warps
-    blocks = powers_of_two(-(-image // threads))
-    slot = power_of_two(vector - 1 + (group_channels - 1) * image + sum(block for block, _ in blocks) * threads)
-    slot = max(slot, threads * vector)
+    blocks, slot = slot_of_runs((group_channels - 1) * image, image, 32 * num_warps, vector)
     shared_bytes = 2 * slot * size + 256  # and what sums take on their way from warp to warp
     if RUN_EACH * (shared_bytes + 1024) > SHARED_MEMORY:
         return None

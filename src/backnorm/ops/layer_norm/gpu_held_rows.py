@@ -17,6 +17,7 @@ from .._held import (
     columns_layout,
     each_in_float32,
     fetch_run,
+    places_of,
     read_at,
     shift_of,
     statistics,
@@ -84,28 +85,22 @@ def hold_rows(
     slots, first, step = (dys, xs), gl.program_id(0) * ROWS, PROGRAMS * ROWS
     for i in gl.static_range(SLOTS):
         _fetch_tile(slots, i, dy_ptr, x_ptr, first + i * step, rows, dy_step, x_step, cols, ROWS)
-    places, columns, w, dw, db = (), (), (), (), ()
+    places, columns, w, dw, db = places_of(BLOCKS), (), (), (), ()
     for block in gl.static_range(COUNT):
-        down = gl.arange(0, BLOCKS[block][0], layout=gl.SliceLayout(1, columns_layout(BLOCKS[block][0], WARPS)))
-        across = gl.arange(0, THREADS, layout=gl.SliceLayout(0, columns_layout(BLOCKS[block][0], WARPS)))
-        place = down[:, None] * THREADS + across[None, :]
-        col = BLOCKS[block][1] * THREADS + place
-        weight = gl.full([BLOCKS[block][0], THREADS], 1.0, gl.float32, place.type.layout)
+        col = BLOCKS[block][1] * THREADS + places[block]
+        weight = gl.full([BLOCKS[block][0], THREADS], 1.0, gl.float32, col.type.layout)
         if HAS_W:
             weight = gl.load(w_ptr + col, mask=col < cols, other=0.0).to(gl.float32)
-        zeros = gl.full([BLOCKS[block][0], THREADS], 0.0, gl.float32, place.type.layout)
-        places, columns, w, dw, db = places + (place,), columns + (col,), w + (weight,), dw + (zeros,), db + (zeros,)  # noqa: RUF005
+        zeros = gl.full([BLOCKS[block][0], THREADS], 0.0, gl.float32, col.type.layout)
+        columns, w, dw, db = columns + (col,), w + (weight,), dw + (zeros,), db + (zeros,)  # noqa: RUF005
     slot, turn = 0, 0
     then = _statistics_of(mean_ptr, rstd_ptr, first, rows, ROWS)
     for row in range(first, rows, step):
         now = then
         then = _statistics_of(mean_ptr, rstd_ptr, row + step, rows, ROWS)
         at = row.to(gl.int64)
-        dy_from, x_from, dx_from = (
-            shift_of(dy_ptr, at * dy_step),
-            shift_of(x_ptr, at * x_step),
-            shift_of(dx_ptr, at * dx_step),
-        )
+        dy_from, x_from = shift_of(dy_ptr, at * dy_step), shift_of(x_ptr, at * x_step)
+        dx_from = shift_of(dx_ptr, at * dx_step)
         async_copy.wait_group(SLOTS - 1)
         wdys, x_hats, sums = (), (), ()
         for i in gl.static_range(ROWS):

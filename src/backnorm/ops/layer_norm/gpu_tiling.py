@@ -15,7 +15,7 @@ from .._tiles import (
     gathered_bytes,
     in_runs,
     power_of_two,
-    powers_of_two,
+    slot_of_runs,
 )
 from .._views import Parts, row_step
 from .tiling import lay_out_rows
@@ -50,7 +50,7 @@ ROW_PROGRAMS = {
 #: Columns of a wide row's chunk, how many programs share the rows and chunks, and their warps: one program for each
 #: multiprocessor, with as much as its registers hold. 121 microseconds at 4096 x 16384 in bfloat16; 153 with half
 #: the columns, 126 with half the columns and two programs a multiprocessor. Element by element addresses take as many
-#: again: 61 against 83 at 993 x 9895 with half the columns.
+#: again: 61 against 83 at 993 x 9895 with half the columns (before such rows were held).
 CHUNK, WIDE_PROGRAMS, WIDE_WARPS = {True: 8192, False: 4096}, MULTIPROCESSORS, 8
 
 
@@ -147,10 +147,7 @@ def hold(rows: int, cols: int, together: bool, sizes: tuple[int, int, int], show
     _, each, num_warps, tile_rows, registers = programs
     if not together:
         tile_rows = 1
-    threads, most_shifted = 32 * num_warps, 16 // min(sizes) - 1
-    blocks = powers_of_two(-(-cols // threads))
-    read = most_shifted + (tile_rows - 1) * cols + sum(block for block, _ in blocks) * threads
-    slot = max(power_of_two(read), threads * 16 // min(sizes))
+    blocks, slot = slot_of_runs((tile_rows - 1) * cols, cols, 32 * num_warps, 16 // min(sizes))
     for slots in (2, 1):
         # With what sums take on their way from warp to warp.
         shared_bytes = slot * (slots * (sizes[0] + sizes[1]) + sizes[2]) + 256
