@@ -88,26 +88,20 @@ def test_what_is_said_of_all_the_h200s_rows_is_so() -> None:
     lines = [json.loads(line) for line in (ROOT / "benchmarks/results/h200.jsonl").read_text().splitlines()[1:]]
     page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
     assert f"(all rows together: {geometric_mean([line['ratio'] for line in lines]):.1f})" in page
-    assert (
-        f"None of the {len(lines)} rows is slower than PyTorch's kernels, nor than PyTorch called from Python" in page
-    )
+    assert f"None of the {len(lines)} rows is slower than PyTorch's kernels, nor than PyTorch called from" in page
     assert all(line["ratio"] >= 1 and line["ours_eager_us"] <= line["torch_eager_us"] for line in lines)
     assert f"a call of ours takes {min(line['ours_eager_us'] for line in lines):.0f} microseconds at least" in page
     compiled = [line for line in lines if "compile_ratio" in line]
     (slower,) = (line for line in compiled if line["compile_ratio"] < 1)
     times = f"{slower['ours_us']:.1f} against {slower['compile_us']:.1f}"
     assert f"one of the {len(compiled)} rows in bfloat16, BatchNorm of {slower['sample']} ({times})" in page
-    for said in (
-        "LayerNorm of 1024 and 4096 columns (0.84 and 0.83",
-        "(0.89 of 0.90)",
-        "(0.56 of 0.60)",
-        "(0.58 and 0.56)",
-    ):
-        assert said in page
-    shares = {line["sample"]: round(line["share"], 2) for line in lines if line["dtype"] == "float32"}
-    assert (shares["rows16384_cols1024"], shares["rows8192_cols4096"]) == (0.84, 0.83)
-    assert (shares["32x64x12544_pixels"], shares["16x128x65536_groups32_pixels"]) == (0.89, 0.56)
-    assert (shares["1x128x1048576_groups32"], shares["1x128x1048576_groups32_pixels"]) == (0.58, 0.56)
+    share = {line["sample"]: f"{line['share']:.2f}" for line in lines if line["dtype"] == "float32"}
+    rows = f"({share['rows16384_cols1024']} and {share['rows8192_cols4096']} of 0.85;"
+    assert f"LayerNorm of 1024 and 4096 columns {rows}" in page
+    assert f"BatchNorm's pixels of 32x64x12544 ({share['32x64x12544_pixels']} of 0.90)" in page
+    assert f"pixels of 65536 elements ({share['16x128x65536_groups32_pixels']} of 0.60)" in page
+    large = [share[f"1x128x1048576_groups32{pixels}"] for pixels in ("", "_pixels")]
+    assert f"both layouts of 1048576 ({large[0]} and {large[1]})" in page
 
 
 @pytest.mark.parametrize("device", ["cpu", "h200"])
