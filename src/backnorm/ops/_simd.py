@@ -183,10 +183,15 @@ def load(typing: Any, tag: Any, address: Any) -> Any:
     return vec(tag, types.int64), generate
 
 
+def _repeat(b: Any, value: Any, lanes: int = LANES) -> Any:
+    """The same in every lane."""
+    undefined = ir.Constant(_v(value.type, lanes), ir.Undefined)
+    first = b.insert_element(undefined, value, _i32(0))
+    return b.shuffle_vector(first, undefined, ir.Constant(_v(_i32, lanes), [0] * lanes))
+
+
 def _lanes_below(b: Any, count: Any) -> Any:
-    first = b.insert_element(ir.Constant(_v(_i32), ir.Undefined), b.trunc(count, _i32), _i32(0))
-    limit = b.shuffle_vector(first, ir.Constant(_v(_i32), ir.Undefined), ir.Constant(_v(_i32), [0] * LANES))
-    return b.icmp_signed("<", ir.Constant(_v(_i32), list(range(LANES))), limit)
+    return b.icmp_signed("<", ir.Constant(_v(_i32), list(range(LANES))), _repeat(b, b.trunc(count, _i32)))
 
 
 @_intrinsic
@@ -206,8 +211,7 @@ def load_part(typing: Any, tag: Any, address: Any, count: Any) -> Any:
     return vec(tag, types.int64, types.int64), generate
 
 
-def _emit_store(b: Any, kind: Any, address: Any, value: Any, streaming: bool) -> None:
-    raw = _narrow(b, kind, value)
+def _emit_store(b: Any, kind: Any, address: Any, raw: Any, streaming: bool) -> None:
     align = _bytes(kind) * (LANES if streaming else 1)
     store = b.store(raw, _pointer(b, address, raw.type), align=align)
     if streaming:
@@ -219,7 +223,8 @@ def store(typing: Any, tag: Any, address: Any, value: Any) -> Any:
     """16 elements, each rounded once to nearest even."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        _emit_store(b, signature.args[0], args[1], args[2], False)
+        kind = signature.args[0]
+        _emit_store(b, kind, args[1], _narrow(b, kind, args[2]), False)
         return context.get_dummy_value()
 
     return types.none(tag, types.int64, vec), generate
@@ -230,10 +235,28 @@ def stream(typing: Any, tag: Any, address: Any, value: Any) -> Any:
     """The same past the caches; the address must be a multiple of the vector's bytes."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        _emit_store(b, signature.args[0], args[1], args[2], True)
+        kind = signature.args[0]
+        _emit_store(b, kind, args[1], _narrow(b, kind, args[2]), True)
         return context.get_dummy_value()
 
     return types.none(tag, types.int64, vec), generate
+
+
+@_intrinsic
+def store_or_stream(typing: Any, tag: Any, address: Any, value: Any, past_caches: Any) -> Any:
+    """16 elements past the caches, if asked to: the address must then be a multiple of the vector's bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        raw = _narrow(b, kind, args[2])
+        with b.if_else(b.icmp_signed("!=", args[3], _i64(0))) as (then, otherwise):
+            with then:
+                _emit_store(b, kind, args[1], raw, True)
+            with otherwise:
+                _emit_store(b, kind, args[1], raw, False)
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, vec, types.int64), generate
 
 
 @_intrinsic
@@ -432,12 +455,7 @@ def fma(typing: Any, a: Any, c: Any, d: Any) -> Any:
 @_intrinsic
 def splat(typing: Any, value: Any) -> Any:
     """The same float32 in every lane."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        first = b.insert_element(ir.Constant(_v(_float), ir.Undefined), args[0], _i32(0))
-        return b.shuffle_vector(first, ir.Constant(_v(_float), ir.Undefined), ir.Constant(_v(_i32), [0] * LANES))
-
-    return vec(types.float32), generate
+    return vec(types.float32), lambda context, b, signature, args: _repeat(b, args[0])
 
 
 @_intrinsic
@@ -448,6 +466,61 @@ def keep(typing: Any, value: Any, count: Any) -> Any:
         return b.select(_lanes_below(b, args[1]), args[0], _constant(_float, 0.0))
 
     return vec(vec, types.int64), generate
+
+
+def _from_lane(b: Any, count: Any, lanes: int) -> Any:
+    """Numbers of lanes from `count` on."""
+    return b.add(ir.Constant(_v(_i32, lanes), list(range(lanes))), _repeat(b, b.trunc(count, _i32), lanes))
+
+
+def _slide_avx512(b: Any, before: Any, after: Any, count: Any) -> Any:
+    kind = ir.FunctionType(_v(_float), [_v(_float), _v(_i32), _v(_float)])
+    permute = b.module.declare_intrinsic("llvm.x86.avx512.vpermi2var.ps.512", (), kind)
+    return b.call(permute, [before, _from_lane(b, count, LANES), after])
+
+
+def _slide_avx2(b: Any, before: Any, after: Any, count: Any) -> Any:
+    """By way of three vectors of 8 lanes in a row, rotated each, that hold the result."""
+    half, eight = LANES // 2, ir.Constant(_v(_i32, 8), [8] * 8)
+    parts = [
+        b.shuffle_vector(value, value, ir.Constant(_v(_i32, half), list(range(start, start + half))))
+        for value in (before, after)
+        for start in (0, half)
+    ]
+    further = b.icmp_signed(">=", count, _i64(half))
+    rotation = _from_lane(b, b.and_(count, _i64(half - 1)), half)
+    kind = ir.FunctionType(_v(_float, half), [_v(_float, half), _v(_i32, half)])
+    rotate = b.module.declare_intrinsic("llvm.x86.avx2.permps", (), kind)
+    rotated = [b.call(rotate, [b.select(further, parts[i + 1], parts[i]), rotation]) for i in range(3)]
+    here = b.icmp_signed("<", rotation, eight)
+    low, high = (b.select(here, rotated[i], rotated[i + 1]) for i in range(2))
+    return b.shuffle_vector(low, high, ir.Constant(_v(_i32), list(range(LANES))))
+
+
+def _slide_in_memory(b: Any, before: Any, after: Any, count: Any) -> Any:
+    place = cgutils.alloca_once(b, _v(_float), 2)
+    b.store(before, place, align=4)
+    b.store(after, b.gep(place, [_i32(1)]), align=4)
+    element = b.gep(b.bitcast(place, _float.as_pointer()), [count])
+    return b.load(b.bitcast(element, _v(_float).as_pointer()), align=4)
+
+
+@_intrinsic
+def slide(typing: Any, before: Any, after: Any, count: Any) -> Any:
+    """16 lanes of both, one after the other, from lane `count` (0 to 16) on."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        way = _slide_avx512 if _feature("avx512f") else _slide_avx2 if _feature("avx2") else _slide_in_memory
+        asked, (_, after, count) = b.block, args
+        with b.if_then(b.icmp_signed("!=", count, _i64(LANES))):  # else all of the second, as it is
+            value = way(b, *args)
+            inside = b.block
+        either = b.phi(_v(_float))
+        either.add_incoming(after, asked)
+        either.add_incoming(value, inside)
+        return either
+
+    return vec(vec, vec, types.int64), generate
 
 
 @_intrinsic

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._native import inline, kernel
-from .._rows import STAGE, factors, grow_stage, start_stage, sweep
+from .._rows import begin_run, end_run, factors, sweep
 from .._simd import (
     add,
     base,
@@ -257,7 +257,7 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any) -> Any:
             dy, dy_n, dy_g, x, x_n, x_g, dx, dx_n, dx_g, streamed, mean, rstd, gamma, sums, pad, samples, groups,
             width_g, hw, together, task_groups, chunk, chunks, dy_ahead, x_ahead,
         ) = words(args, 25)  # fmt: skip
-        stage, weights, cols = scratch(STAGE), scratch(TABLES), width_g * hw
+        weights, cols = scratch(TABLES), width_g * hw
         share, apart, row_bytes = 1.0 / cols, (cols + 15) // 16 * 64, cols * width(U)
         table = weights + together * apart + 64
         tasks = (groups + task_groups - 1) // task_groups
@@ -274,35 +274,36 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any) -> Any:
                 d, p, at = dy + start * dy_n + first * dy_g, x + start * x_n + first * x_g, (start * groups + first) * 4
                 m, r = load_one(mean + at), load_one(rstd + at)
                 f, w = factors(m, r, 0.0, 0.0, share), weights
-                s, q = sweep(
-                    T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, dx, table, f, d, p, w, dy_ahead, x_ahead,
-                    m, r,
+                results = begin_run(U, dx, streamed)
+                s, q, _ = sweep(
+                    T, U, columns, wants_dx, False, wants_dx, cols, d, p, w, results, table, f, d, p, w, dy_ahead,
+                    x_ahead, m, r,
                 )  # fmt: skip
                 for n in range(start, end):
-                    state = start_stage(dx + n * dx_n + first * dx_g)
+                    results = begin_run(U, dx + n * dx_n + first * dx_g, streamed)
                     for g in range(first, last):
                         f, own = factors(m, r, s, q, share), (g - first) * apart
                         w, mine = weights + own, table + 2 * own
-                        target = stage + state[1] if streamed else dx + n * dx_n + g * dx_g
                         next_n, next_g = (n, g + 1) if g + 1 < last else (n + 1, first)
                         if next_n < end:
                             at = (next_n * groups + next_g) * 4
                             m, r = load_one(mean + at), load_one(rstd + at)
                             next_d, next_p = dy + next_n * dy_n + next_g * dy_g, x + next_n * x_n + next_g * x_g
                             later = 0 if wants_dx else 1  # what a sweep that sums no following row asks for
-                            s, q = sweep(
-                                T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, target, mine, f,
+                            s, q, results = sweep(
+                                T, U, columns, wants_dx, True, wants_dx, cols, d, p, w, results, mine, f,
                                 next_d + later * dy_ahead, next_p + later * x_ahead,
                                 weights + (next_g - first) * apart, dy_ahead, x_ahead, m, r,
                             )  # fmt: skip
                             d, p = next_d, next_p
                         else:
-                            sweep(
-                                T, U, columns, wants_dx, True, False, cols, d, p, w, target, mine, f, d, p, w, 0, 0, m,
-                                r,
+                            _, _, results = sweep(
+                                T, U, columns, wants_dx, True, False, cols, d, p, w, results, mine, f, d, p, w, 0, 0,
+                                m, r,
                             )  # fmt: skip
-                        if wants_dx and streamed:
-                            state = grow_stage(stage, state, row_bytes, g + 1 == last)
+                        if wants_dx and (g + 1 == last or dx_g != row_bytes):
+                            end_run(U, results)
+                            results = begin_run(U, dx + n * dx_n + (g + 1) * dx_g, streamed)
                 if columns:
                     for g in range(first, last):
                         place = sums + start // chunk * 2 * pad + g * width_g * 8

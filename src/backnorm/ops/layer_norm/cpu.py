@@ -17,7 +17,7 @@ from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import STAGE_OF_LINES, factors, gone_lines, grow_lines, start_lines, sweep
+from .._rows import begin_run, end_run, factors, sweep
 from .._simd import (
     TAGS,
     add,
@@ -58,7 +58,6 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
             dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, partials, partial_step, rows, cols,
             chunk_rows, chunks,
         ) = words(args, 16)  # fmt: skip
-        stage = scratch(STAGE_OF_LINES)
         size, out, share = width(T), width(U), 1.0 / cols
         blocks = 1 if single else (cols + BLOCK - 1) // BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
@@ -72,13 +71,13 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
         s, q, left = 0.0, 0.0, chunk_rows
-        f, state = factors(m, r, s, q, share), start_lines(dx + start * dx_step)
+        f, results = factors(m, r, s, q, share), begin_run(U, dx + start * dx_step, streamed)
         if wants_dx:
             for i in range(blocks):
                 c = i * BLOCK
                 n, at = cols if single else min(BLOCK, cols - c), c * size
-                a, b = sweep(
-                    T, U, columns, wants_dx, False, True, n, 0, 0, 0, 0, 0, f, d + at, p + at,
+                a, b, _ = sweep(
+                    T, U, columns, wants_dx, False, True, n, 0, 0, 0, results, 0, f, d + at, p + at,
                     w + c * 4, AHEAD, AHEAD, m, r,
                 )  # fmt: skip
                 s, q = s + a, q + b
@@ -90,24 +89,20 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
             for i in range(blocks):
                 c = i * BLOCK
                 n, at, v = cols if single else min(BLOCK, cols - c), c * size, w + c * 4
-                target = stage + state[0] if streamed else dx + row * dx_step + c * out
                 if row + 1 < end:
-                    a, b = sweep(
-                        T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, target, sums + c * 8, f,
-                        d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r, state[4],
+                    a, b, results = sweep(
+                        T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, results, sums + c * 8, f,
+                        d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r,
                     )  # fmt: skip
                     s, q = s + a, q + b
                 else:
-                    sweep(
-                        T, U, columns, wants_dx, True, False, n, d + at, p + at, v, target, sums + c * 8, f, d + at,
-                        p + at, v, 0, 0, m, r, state[4],
+                    _, _, results = sweep(
+                        T, U, columns, wants_dx, True, False, n, d + at, p + at, v, results, sums + c * 8, f, d + at,
+                        p + at, v, 0, 0, m, r,
                     )  # fmt: skip
-                if wants_dx and streamed:
-                    ends = i + 1 == blocks and (row + 1 == end or (not single and dx_step != cols * out))
-                    most = n * out if single else BLOCK * out
-                    state = grow_lines(stage, state, n * out, most, gone_lines(U, n), ends)
-                    if ends and not single:
-                        state = start_lines(dx + (row + 1) * dx_step)
+            if wants_dx and (row + 1 == end or dx_step != cols * out or not streamed):
+                end_run(U, results)
+                results = begin_run(U, dx + (row + 1) * dx_step, streamed)
             d, p, left = d + dy_step, p + x_step, left - 1
             if columns and chunks > 1 and (left == 0 or row + 1 == end):
                 add_columns(sums, cols, totals, apart)
@@ -194,24 +189,19 @@ def _split_dx(T: Any, U: Any) -> Any:
 
     def run(args: Any, task: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, cols, spans = words(args, 13)
-        stage = scratch(STAGE_OF_LINES)
         pieces, size, out = (cols + PIECE - 1) // PIECE, width(T), width(U)
         row, start = task // pieces, task % pieces * PIECE
         m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
         place = totals + row * spans * 16
         f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
-        state = start_lines(dx + row * dx_step + start * out)
+        results = begin_run(U, dx + row * dx_step + start * out, streamed)
         for c in range(start, min(cols, start + PIECE), BLOCK):
             n = min(BLOCK, cols - c)
             d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
-            target = stage + state[0] if streamed else dx + row * dx_step + c * out
-            sweep(
-                T, U, False, True, True, False, n, d, p, w + c * 4, target, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r,
-                state[4],
-            )  # fmt: skip
-            if streamed:
-                last = c + BLOCK >= min(cols, start + PIECE)
-                state = grow_lines(stage, state, n * out, BLOCK * out, gone_lines(U, n), last)
+            _, _, results = sweep(
+                T, U, False, True, True, False, n, d, p, w + c * 4, results, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r
+            )
+        end_run(U, results)
 
     return run
 
