@@ -89,6 +89,8 @@ CALLS = {
     "gn small pixels": lambda t: group_norm(37, 12, 25, 1, t, pixels=True),
     "gn large pixels": lambda t: group_norm(2, 40, 3001, 4, t, pixels=True),
     "bn planes": lambda t: batch_norm(33, 19, 49, t),
+    "bn tiny planes": lambda t: batch_norm(101, 1100, 4, t),
+    "bn 14x14": lambda t: batch_norm(33, 19, 196, t),
     "bn large planes": lambda t: batch_norm(2, 3, 70_001, t),
     "bn pixels": lambda t: batch_norm(9, 37, 501, t, pixels=True),
     "bn 2-d": lambda t: batch_norm(5003, 70, 1, t),
@@ -563,8 +565,12 @@ def test_group_norm_accuracy(n: int, hw: int, data: str, pixels: bool, dtype: st
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
 @pytest.mark.parametrize(
-    ("n", "c", "hw", "pixels"), [(16, 32, 4096, False), (16, 32, 4096, True), (1_000_000, 3, 1, True)]
-)
+    ("n", "c", "hw", "pixels"),
+    [
+        (16, 32, 4096, False), (16, 32, 4096, True), (1_000_000, 3, 1, True), (10_000, 5, 49, False),
+        (300_000, 3, 4, False), (1001, 7, 64, False), (500, 9, 65, False),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_batch_norm_accuracy(gradient: str, n: int, c: int, hw: int, pixels: bool, dtype: str) -> None:
     rng = np.random.default_rng(0)

@@ -25,8 +25,8 @@ def work() -> Iterator[Callable[[], object]]:
     for dtype, sizes, pixels in itertools.product(_TYPES, ((1, 120, 2), (16, 120, 2), (1, 3, 1)), (False, True)):
         for mask in ((True, True, True), (True, False, False), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)
-    for dtype, pixels in itertools.product(_TYPES, (False, True)):
-        yield partial(_batch_norm, NUMPY[dtype], pixels)
+    for dtype, shape in itertools.product(_TYPES, ((2, 4), (2, 4, 3), (2, 4, 100))):  # pixels, small and large planes
+        yield partial(_batch_norm, NUMPY[dtype], shape)
     for dtype, pixels in itertools.product(_TYPES, (False, True)):
         yield partial(_channels, dtype, pixels)
     yield _calls_of_torch
@@ -50,8 +50,8 @@ def _group_norm(dtype: object, sizes: tuple[int, int, int], pixels: bool, mask: 
     functional.group_norm_backward(x, x, ones, ones, None, samples, 4, image, groups, mask)
 
 
-def _batch_norm(dtype: object, pixels: bool) -> None:
-    x = np.ones((2, 4) if pixels else (2, 4, 3), dtype)  # type: ignore[call-overload]
+def _batch_norm(dtype: object, shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, dtype)  # type: ignore[call-overload]
     functional.batch_norm_backward_reduce(x, x, np.ones(4, np.float32), np.ones(4, np.float32))
 
 

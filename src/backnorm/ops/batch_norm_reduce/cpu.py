@@ -4,22 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
-from .._native import kernel
+from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
 from .._simd import (
     TAGS,
+    add,
+    fma,
+    keep,
+    load,
     load_double,
     load_one,
+    load_part,
+    prefetch,
+    scratch,
+    splat,
+    store,
     store_double,
     store_one,
+    sub,
+    sum_lanes,
+    width,
     words,
 )
 from .._sums import add_columns, clear, reduce_columns, reduce_partials, reduce_tasks, sum_columns, sum_run
-from .._views import PIXEL_ROWS
-from .tiling import Tiling, padded
+from .._views import AHEAD, PIXEL_ROWS
+from .tiling import TABLE_CHANNELS, Tiling, padded
+
+#: Bytes of the sums of a task's channels, 16 of each kind.
+LARGEST_TABLE = TABLE_CHANNELS * 128
+
+
+@inline
+def _add_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
+    """Onto a channel's two sums, or as the first of them."""
+    if not first:
+        s1, s2 = s1 + load_double(place), s2 + load_double(place + apart)
+    store_double(place, s1)
+    store_double(place + apart, s2)
 
 
 @kernel
@@ -39,10 +65,62 @@ def _plane_sums(T: Any) -> Any:
             for c in range(first, last):
                 m = load_one(mean + c * 4)
                 s1, s2 = sum_run(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, None, None)
-                if n > start:
-                    s1, s2 = s1 + load_double(place + c * 8), s2 + load_double(place + pad + c * 8)
-                store_double(place + c * 8, s1)
-                store_double(place + pad + c * 8, s2)
+                _add_sums(place + c * 8, pad, n == start, s1, s2)
+
+    return run
+
+
+@inline
+def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any) -> Any:
+    prefetch(dy + AHEAD)
+    prefetch(x + AHEAD)
+    d = load_part(T, dy, count)
+    return add(a, d), fma(d, keep(sub(load_part(T, x, count), mean), count), b)
+
+
+@inline
+def _add_small_plane(T: Any, dy: Any, x: Any, n: Any, m: Any, lanes: Any) -> Any:
+    """A plane onto 16 sums of dy and 16 of dy * (x - mean)."""
+    one, step, mean = np.float32(0), 16 * width(T), splat(m)
+    a, b = load(one, lanes), load(one, lanes + 64)
+    for _ in range(n // 16):
+        a, b = _add_elements(T, dy, x, 16, mean, a, b)
+        dy, x = dy + step, x + step
+    if n % 16 > 0:
+        a, b = _add_elements(T, dy, x, n % 16, mean, a, b)
+    store(one, lanes, a)
+    store(one, lanes + 64, b)
+
+
+@kernel
+def _small_plane_sums(T: Any) -> Any:
+    """The same of small planes. The lanes of a channel's sums are added up after `together` samples, not after each."""
+
+    def run(args: Any, task: Any) -> Any:
+        (
+            dy, dy_n, dy_c, x, x_n, x_c, mean, sums, pad, samples, channels, hw, task_samples, task_channels, together,
+        ) = words(args, 15)  # fmt: skip
+        table = scratch(LARGEST_TABLE)
+        blocks = (channels + task_channels - 1) // task_channels
+        row, first = task // blocks, task % blocks * task_channels
+        last = min(channels, first + task_channels)
+        place = sums + row * 2 * pad
+        start, end = row * task_samples, min(samples, row * task_samples + task_samples)
+        clear(table, (last - first) * 128)
+        for chunk in range(start, end, together):
+            for n in range(chunk, min(end, chunk + together)):
+                lanes = table
+                for c in range(first, last):
+                    m = load_one(mean + c * 4)
+                    _add_small_plane(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, lanes)
+                    lanes += 128
+            lanes = table
+            for c in range(first, last):
+                s1 = np.float64(sum_lanes(load(np.float32(0), lanes)))
+                s2 = np.float64(sum_lanes(load(np.float32(0), lanes + 64)))
+                _add_sums(place + c * 8, pad, chunk == start, s1, s2)
+                clear(lanes, 128)
+                lanes += 128
 
     return run
 
@@ -117,10 +195,12 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         sums, apart, step, count = totals, pad * 8, channels * 8, tiling.together
     else:
         count, pad = -(-tiling.samples // tiling.task_samples), padded(channels)
-        program.job(
-            _plane_sums(T), count * -(-channels // tiling.task_channels), elements, *arguments, mean, partials, pad * 8,
-            tiling.samples, channels, tiling.image, tiling.task_samples, tiling.task_channels,
-        )  # fmt: skip
+        arguments += [mean, partials, pad * 8, tiling.samples, channels, tiling.image]
+        arguments += [tiling.task_samples, tiling.task_channels]
+        if tiling.samples_together:
+            arguments += [tiling.samples_together]
+        sum_planes = _small_plane_sums if tiling.samples_together else _plane_sums
+        program.job(sum_planes(T), count * -(-channels // tiling.task_channels), elements, *arguments)
         sums, apart, step = partials, pad * 8, 2 * pad * 8
     for name, start, factors in (
         ("sumDy", sums, 0), ("sumDyXmu", sums + apart, 0), ("gradWeight", sums + apart, invstd), ("gradBias", sums, 0),
