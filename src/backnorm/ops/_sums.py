@@ -36,7 +36,7 @@ from ._simd import (
     words,
     zeros_wide,
 )
-from ._views import AHEAD, BLOCK, SPAN
+from ._views import BLOCK, SPAN
 
 
 @inline
@@ -111,13 +111,13 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 @inline
 def sum_columns(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, means: Any, rstds: Any,
-    sums: Any,
+    sums: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
 
     Every column has its mean and its rstd (None: they count as 1); sums are stored 16 of dy, 16 of dy * x_hat, and so
-    on. Steps count bytes. Row after row: several at a time are no streams a prefetcher follows (20 against 33 GB/s for
-    rows of 1 KiB on two cores of a Zen 4).
+    on. Steps count bytes, and so does `ahead`, from where memory is asked for. Row after row: several at a time are no
+    streams a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
     """
     size = width(T)
     clear(sums, (cols + 15) // 16 * 128)
@@ -128,8 +128,8 @@ def sum_columns(
         while c + 16 <= n:
             # 1.0 instead of 0.83 of PyTorch's speed in bfloat16; in float32 BatchNorm gains 1 to 4 %, GroupNorm loses.
             if size == 2 or rstds is None:
-                prefetch(d + AHEAD)
-                prefetch(p + AHEAD)
+                prefetch(d + ahead)
+                prefetch(p + ahead)
             _column_terms(T, d, p, 16, c * 4, means, rstds, s)
             c, s, d, p = c + 16, s + 128, d + 16 * size, p + 16 * size
         if c < n:

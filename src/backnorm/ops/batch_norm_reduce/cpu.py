@@ -144,8 +144,8 @@ def _pixel_sums(T: Any) -> Any:
     """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean)."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks = words(
-            args, 14
+        dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks, ahead = words(
+            args, 15
         )
         tasks = (chunks + task_chunks - 1) // task_chunks
         n, first = task // tasks, task % tasks * task_chunks * PIXEL_ROWS
@@ -160,7 +160,7 @@ def _pixel_sums(T: Any) -> Any:
             count = min(PIXEL_ROWS, end - row)
             sum_columns(
                 T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last if row + count == end else cols, table,
-                None, sums,
+                None, sums, ahead,
             )  # fmt: skip
             add_columns(sums, cols, totals, apart)
 
@@ -189,7 +189,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         program.job(_repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
         program.job(
             _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,
-            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks,
+            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks, tiling.ahead,
         )  # fmt: skip
         program.job(reduce_columns(), 2 * pad // 16, 2 * count * pad, partials + pad * 8, pad * 24, count, totals)
         sums, apart, step, count = totals, pad * 8, channels * 8, tiling.together

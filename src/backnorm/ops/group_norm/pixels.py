@@ -25,7 +25,7 @@ from .._simd import (
     words,
 )
 from .._sums import sum_columns, total_columns, total_wide
-from .._views import PIXEL_ROWS
+from .._views import AHEAD, PIXEL_ROWS
 from .planes import dx_of, put_dx, total_group
 
 #: dx is made of so many chunks at a time, the last ones first: those were read last, so the L2 cache has them still
@@ -176,6 +176,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                     sum_columns(
                         T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                         ragged if row + count == rows else cols, table, table + apart, mine + chunk * half,
+                        AHEAD,
                     )  # fmt: skip
             if gathers:
                 _gather(
