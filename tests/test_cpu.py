@@ -80,6 +80,8 @@ CALLS = {
     "ln ragged": lambda t: layer_norm(517, 769, t),
     "ln wide rows": lambda t: layer_norm(21, 20_001, t),
     "ln few long rows": lambda t: layer_norm(5, 40_001, t),
+    "ln long rows": lambda t: layer_norm(33, 40_001, t),
+    "ln longest rows": lambda t: layer_norm(3, 131_100, t),
     "ln one row": lambda t: layer_norm(1, 100_003, t),
     "gn planes": lambda t: group_norm(9, 12, 199, 4, t),
     "gn 7x7": lambda t: group_norm(20, 64, 49, 8, t),
@@ -361,6 +363,22 @@ def test_group_norm_of_small_groups(width: int, hw: int, groups: int, samples: i
         for result, name, wanted in zip(out, golden, mask):
             assert excess(result, golden[name], terms[name]) <= 1 if wanted else np.isnan(result).all(), (name, mask)
         assert np.isnan(poison[:, channels:]).all()
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("cols", [300, 700, 8192, 9000, 20_001, 32_800, 40_001, 98_304, 131_072])
+def test_a_rows_gradient_does_not_depend_on_how_many_there_are(cols: int, dtype: str) -> None:
+    """Where many rows are read whole and few are split, and a single one has a kernel of its own."""
+    rows = 33
+    dy, x = _arrays((rows, cols), dtype)
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(cols).astype(np.float32)
+    whole = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w)[0]
+    for first, last in ((0, 1), (7, 9), (30, 33), (1, 32)):
+        part = slice(first, last)
+        some = backnorm.layer_norm_backward(dy[part], x[part], (cols,), mean[part], rstd[part], w)[0]
+        assert bits((some,)) == bits((whole[part],))
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)

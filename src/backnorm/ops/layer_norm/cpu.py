@@ -1,9 +1,9 @@
 """LayerNorm backward on the CPU.
 
 Rows that fit the cache go through it once: some chunks of rows are a task; a row is read for its sums, then again, from
-the cache, for dx and for the column sums of its chunk. Longer rows are split: a task is a span of columns of a chunk
-for the sums, and a second sweep makes dx. A single split row needs no column sums: the second sweep writes their
-outputs too.
+the cache, for dx and for the column sums of its chunk. Longer rows, and few long ones, are split: a task is a span of
+columns of a chunk for the sums, and a second sweep makes dx. A row is added up in the same order either way. A single
+split row needs no column sums: the second sweep writes their outputs too.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK
 from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
 
+@inline
+def _add_block(s: Any, q: Any, span: Any, a: Any, b: Any, end: Any, cols: Any) -> Any:
+    """A block's sums onto those of its span of a row, and those of a whole span onto the row's: in the order of rows
+    that are split, so that a row's bits do not depend on how many there are."""
+    a, b = span[0] + a, span[1] + b
+    if end % SPAN == 0 or end >= cols:
+        return s + a, q + b, (0.0, 0.0)
+    return s, q, (a, b)
+
+
 @kernel
 def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any:
     """Some chunks of rows a task: dx, and the column sums. `single`: of one block each (to find that out costs 10 ns a
@@ -70,7 +80,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
             clear(sums, apart)
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
-        s, q, left = 0.0, 0.0, chunk_rows
+        s, q, span, left = 0.0, 0.0, (0.0, 0.0), chunk_rows
         f, results = factors(m, r, s, q, share), begin_run(U, dx + start * dx_step, streamed)
         if wants_dx:
             for i in range(blocks):
@@ -80,7 +90,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                     T, U, columns, wants_dx, False, True, n, 0, 0, 0, results, 0, f, d + at, p + at,
                     w + c * 4, AHEAD, AHEAD, m, r,
                 )  # fmt: skip
-                s, q = s + a, q + b
+                s, q, span = _add_block(s, q, span, a, b, c + n, cols)
         for row in range(start, end):
             f = factors(m, r, s, q, share)
             s, q = 0.0, 0.0
@@ -94,7 +104,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                         T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, results, sums + c * 8, f,
                         d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r,
                     )  # fmt: skip
-                    s, q = s + a, q + b
+                    s, q, span = _add_block(s, q, span, a, b, c + n, cols)
                 else:
                     _, _, results = sweep(
                         T, U, columns, wants_dx, True, False, n, d + at, p + at, v, results, sums + c * 8, f, d + at,
@@ -145,21 +155,28 @@ def _split_sums(T: Any, columns: Any) -> Any:
             mean_v, rstd_v = splat(load_one(mean + i * 4)), splat(load_one(rstd + i * 4))
             s, q = 0.0, 0.0
             for first in range(0, n, BLOCK):
-                a, b = zero, zero
+                a0, b0, a1, b1 = zero, zero, zero, zero
                 c, end = first, min(n, first + BLOCK)
-                while c + 16 <= end:
+                while c + 32 <= end:
                     at = c * size
                     prefetch(d + at + AHEAD)
                     prefetch(p + at + AHEAD)
-                    a, b = _span_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a, b)
+                    a0, b0 = _span_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a0, b0)
                     c += 16
-                if c < end:
                     at = c * size
-                    a, b = _span_step(
-                        T, columns, d + at, p + at, v + c * 4, mine + c * 8, end - c, mean_v, rstd_v, a, b
+                    if size == 4:  # else in the cache line asked for above
+                        prefetch(d + at + AHEAD)
+                        prefetch(p + at + AHEAD)
+                    a1, b1 = _span_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a1, b1)
+                    c += 16
+                while c < end:
+                    at, count = c * size, min(16, end - c)
+                    a0, b0 = _span_step(
+                        T, columns, d + at, p + at, v + c * 4, mine + c * 8, count, mean_v, rstd_v, a0, b0
                     )
-                s += np.float64(sum_lanes(a))
-                q += np.float64(sum_lanes(b))
+                    c += 16
+                s += np.float64(sum_lanes(add(a0, a1)))
+                q += np.float64(sum_lanes(add(b0, b1)))
             store_double(totals + (i * spans + span) * 16, s)
             store_double(totals + (i * spans + span) * 16 + 8, q)
 
