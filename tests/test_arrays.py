@@ -532,11 +532,18 @@ def test_another_device_is_refused_never_replaced() -> None:
         backnorm.layer_norm_backward(torch.zeros(5, 12), torch.zeros(5, 12), (12,), statistics, statistics)
 
     class OnGpu(Foreign):
-        def __dlpack_device__(self) -> Any:
-            return 2, 1
+        device = 10, 1
 
-    with pytest.raises(AclnnError, match="got cuda:1"):
-        backnorm.layer_norm_backward(OnGpu(torch.zeros(5, 12)), torch.zeros(5, 12), (12,), statistics, statistics)
+        def __dlpack_device__(self) -> Any:
+            return self.device
+
+    array = OnGpu(torch.zeros(5, 12))
+    with pytest.raises(AclnnError, match="got rocm:1"):
+        backnorm.layer_norm_backward(array, torch.zeros(5, 12), (12,), statistics, statistics)
+    if not torch.cuda.is_available():  # else PyTorch looks for the memory there
+        array.device = 2, 1
+        with pytest.raises(AclnnError, match="got cuda:1"):
+            backnorm.layer_norm_backward(array, torch.zeros(5, 12), (12,), statistics, statistics)
 
 
 def test_products() -> None:
