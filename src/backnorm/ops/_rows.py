@@ -1,5 +1,5 @@
 """Rows that are normalized whole, for the CPU kernels of LayerNorm and of GroupNorm's small groups: dx and the column
-sums of one row and the sums of the next, in one loop; and the stage through which short rows of dx pass the caches.
+sums of one row and the sums of the next, in one loop; and the runs in which dx is written, past the caches or not.
 """
 
 from __future__ import annotations
