@@ -13,8 +13,8 @@ from .._views import AHEAD, PIXEL_ROWS, Parts, row_step, task_elements
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
 #: at 1.0 instead of 0.8 of the probe's speed, 1024x1024x4 in a fifth of the time. Planes of 100 elements lose by it.
 LARGEST_SMALL_PLANE = 64
-#: Channels that have such sums at a time, 128 KiB in the L2 cache, and on the stack of the thread. With the table in the L1 cache, memory is read in
-#: pieces too short for the prefetchers: 0.9 of the probe's speed.
+#: Channels that have such sums at a time, 128 KiB in the L2 cache and on the thread's stack. With the table in the L1
+#: cache, memory is read in pieces too short for the prefetchers: 0.9 of the probe's speed.
 TABLE_CHANNELS = 1024
 
 #: Pixels of no more bytes may in part be in the L3 cache, and are asked for further ahead: 2x128x3364 in float32 takes
