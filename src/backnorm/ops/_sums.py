@@ -233,15 +233,9 @@ def flush(stage: Any, target: Any, count: Any) -> Any:
     lead = min(count, -target % 64)
     copy_bytes(target, stage, lead)
     lines = (count - lead) // 64 * 64
-    flush_lines(stage + lead, target + lead, lines)
-    copy_bytes(target + lead + lines, stage + lead + lines, count - lead - lines)
-
-
-@inline
-def flush_lines(stage: Any, target: Any, count: Any) -> Any:
-    """Whole cache lines to memory past the caches."""
-    for at in range(0, count, 64):
+    for at in range(lead, lead + lines, 64):
         stream_line(target + at, load_line(stage + at))
+    copy_bytes(target + lead + lines, stage + lead + lines, count - lead - lines)
 
 
 def reduce_tasks(cols: int) -> int:
