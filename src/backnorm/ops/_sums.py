@@ -5,12 +5,15 @@ float32 within BLOCK elements of a run or some rows of a column, float64 beyond.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._native import inline, kernel
+from ._program import Place, Program
 from ._simd import (
+    TAGS,
     add,
     add_wide,
     copy_bytes,
@@ -166,11 +169,12 @@ def add_columns(sums: Any, cols: Any, totals: Any, apart: Any) -> Any:
 
 @kernel
 def reduce_columns() -> Any:
-    """totals = the sum of `count` float64 partials, `step` bytes apart; 16 columns a task."""
+    """totals = the sum of `count` float64 partials, `step` bytes apart; some columns, all in whole vectors, a task."""
 
     def run(args: Any, task: Any) -> Any:
-        partials, step, count, totals = words(args, 4)
-        store_wide(totals + task * 128, total_wide(partials + task * 128, step, count))
+        partials, step, count, cols, per_task, totals = words(args, 6)
+        for c in range(task * per_task, min(cols, (task + 1) * per_task), 16):
+            store_wide(totals + c * 8, total_wide(partials + c * 8, step, count))
 
     return run
 
@@ -201,21 +205,29 @@ def total_wide(partials: Any, step: Any, count: Any) -> Any:
     return total
 
 
+@inline
+def _reduce(U: Any, wide: Any, partials: Any, step: Any, count: Any, c: Any, cols: Any, factors: Any, out: Any) -> Any:
+    """16 columns of an output, from column c on; `factors`, if not 0, are multiplied with."""
+    place = partials + c * 8
+    total = total_wide(place, step, count) if wide else _total(place, step, count)
+    if factors != 0:
+        total = mul_wide(total, widen(load_part(np.float32(0), factors + c * 4, min(16, cols - c))))
+    _store_some(U, out, c, cols, narrow(total))
+
+
 @kernel
 def reduce_partials(U: Any, wide: Any) -> Any:
     """out[c] = the sum of `count` float32 or float64 partials, `step` bytes apart, rounded to the output's type.
 
-    64 columns a task; 16 of them are together, `stride` bytes from the next. `factors`, if not 0, are multiplied with.
+    Some columns a task, of one or two outputs; 16 of them are together, 128 bytes from the next.
     """
 
     def run(args: Any, task: Any) -> Any:
-        partials, stride, step, count, cols, factors, out = words(args, 7)
-        for c in range(task * 64, min(cols, task * 64 + 64), 16):
-            place = partials + c // 16 * stride
-            total = total_wide(place, step, count) if wide else _total(place, step, count)
-            if factors != 0:
-                total = mul_wide(total, widen(load_part(np.float32(0), factors + c * 4, min(16, cols - c))))
-            _store_some(U, out, c, cols, narrow(total))
+        step, count, cols, per_task, partials, factors, out, partials_2, factors_2, out_2 = words(args, 10)
+        for c in range(task * per_task, min(cols, (task + 1) * per_task), 16):
+            _reduce(U, wide, partials, step, count, c, cols, factors, out)
+            if out_2 != 0:
+                _reduce(U, wide, partials_2, step, count, c, cols, factors_2, out_2)
 
     return run
 
@@ -238,5 +250,27 @@ def flush(stage: Any, target: Any, count: Any) -> Any:
     copy_bytes(target + lead + lines, stage + lead + lines, count - lead - lines)
 
 
-def reduce_tasks(cols: int) -> int:
-    return -(-cols // 64)
+def task_columns(cols: int) -> int:
+    """Columns of a task that adds up partial sums: few where there are few, but not a million tasks of a million."""
+    return 64 * max(1, cols // (64 * 128))
+
+
+class ColumnResult(NamedTuple):
+    """An output with an element for each column: where its partial sums begin, and what they are multiplied with."""
+
+    dtype: int
+    partials: Place
+    factors: int | Place
+    out: Place
+
+
+def add_up(program: Program, results: list[ColumnResult], wide: bool, step: int, count: int, cols: int) -> None:
+    """The jobs of `reduce_partials`: two outputs of a type at a time, whose partials often share cache lines."""
+    per_task, none = task_columns(cols), (0, 0, 0)
+    for dtype in dict.fromkeys(result.dtype for result in results):
+        of_type = [result[1:] for result in results if result.dtype == dtype]
+        for one, other in zip_longest(of_type[::2], of_type[1::2], fillvalue=none):
+            program.job(
+                reduce_partials(TAGS[dtype], wide), -(-cols // per_task), count * cols, step, count, cols, per_task,
+                *one, *other,
+            )  # fmt: skip

@@ -31,7 +31,7 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import add_columns, clear, reduce_columns, reduce_partials, reduce_tasks, sum_columns, sum_run
+from .._sums import ColumnResult, add_columns, add_up, clear, reduce_columns, sum_columns, sum_run, task_columns
 from .._views import AHEAD, PIXEL_ROWS
 from .tiling import TABLE_CHANNELS, Tiling, padded
 
@@ -191,7 +191,11 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,
             tiling.together, tiling.image, tiling.chunks, tiling.task_chunks, tiling.ahead,
         )  # fmt: skip
-        program.job(reduce_columns(), 2 * pad // 16, 2 * count * pad, partials + pad * 8, pad * 24, count, totals)
+        per = task_columns(2 * pad)
+        program.job(
+            reduce_columns(), -(-2 * pad // per), 2 * count * pad, partials + pad * 8, pad * 24, count, 2 * pad, per,
+            totals,
+        )  # fmt: skip
         sums, apart, step, count = totals, pad * 8, channels * 8, tiling.together
     else:
         count, pad = -(-tiling.samples // tiling.task_samples), padded(channels)
@@ -202,14 +206,13 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         sum_planes = _small_plane_sums if tiling.samples_together else _plane_sums
         program.job(sum_planes(T), count * -(-channels // tiling.task_channels), elements, *arguments)
         sums, apart, step = partials, pad * 8, 2 * pad * 8
+    results = []
     for name, start, factors in (
         ("sumDy", sums, 0), ("sumDyXmu", sums + apart, 0), ("gradWeight", sums + apart, invstd), ("gradBias", sums, 0),
     ):  # fmt: skip
         if name in program:
             out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
-            reduce = reduce_partials(TAGS[call.values[name].dtype], True)
-            program.job(
-                reduce, reduce_tasks(channels), count * channels, start, 128, step, count, channels, factors, out
-            )
-            if name in tiling.scattered:
-                unpack(program, name, call.values[name], out)
+            results.append(ColumnResult(call.values[name].dtype, start, factors, out))
+    add_up(program, results, True, step, count, channels)
+    for name, offset in tiling.scattered.items():
+        unpack(program, name, call.values[name], Place(WORKSPACE, offset))

@@ -9,7 +9,7 @@ from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
 from .._program import WORKSPACE, Place, Program
 from .._simd import TAGS
-from .._sums import reduce_partials, reduce_tasks
+from .._sums import ColumnResult, add_up
 from .._views import AHEAD
 from .pixels import pixels
 from .planes import group_rows, split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
@@ -91,15 +91,14 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     if "gradInput" in images.packed:
         copy_images(program, "gradInput", call.gradInput, images, shape, False)
     parts = tiling.chunks if tiling.as_rows else n
+    results = []
     for name, start in (("gradGammaOut", sums + pad), ("gradBetaOut", sums)):
         if name in program:
             out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
-            program.job(
-                reduce_partials(TAGS[call.values[name].dtype], True), reduce_tasks(channels), parts * channels, start,
-                128, 2 * pad, parts, channels, 0, out,
-            )  # fmt: skip
-            if name in tiling.scattered:
-                unpack(program, name, call.values[name], out)
+            results.append(ColumnResult(call.values[name].dtype, start, 0, out))
+    add_up(program, results, True, 2 * pad, parts, channels)
+    for name, offset in tiling.scattered.items():
+        unpack(program, name, call.values[name], Place(WORKSPACE, offset))
 
 
 def _by_batches(

@@ -39,7 +39,7 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import add_columns, clear, flush, reduce_partials, reduce_tasks
+from .._sums import ColumnResult, add_columns, add_up, clear, flush
 from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK
 from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
 
@@ -332,15 +332,11 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             program.job(
                 _single_row(T, U, W, B), pieces, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
             )
-    bias = partial_bytes(cols) if tiling.wide else 64
-    for name in columns:
-        if not (tiling.spans and rows == 1):
-            program.job(
-                reduce_partials(TAGS[values[name].dtype], tiling.wide), reduce_tasks(cols), tiling.sums * cols,
-                sums + (bias if name == "gradBiasOut" else 0), 128, tiling.partial_step, tiling.sums, cols, 0,
-                results[name],
-            )  # fmt: skip
-        if name in tiling.scattered:
-            unpack(program, name, values[name], results[name])
+    if not (tiling.spans and rows == 1):
+        apart = {"gradWeightOut": 0, "gradBiasOut": partial_bytes(cols) if tiling.wide else 64}
+        outputs = [ColumnResult(values[name].dtype, sums + apart[name], 0, results[name]) for name in columns]
+        add_up(program, outputs, tiling.wide, tiling.partial_step, tiling.sums, cols)
+    for name in tiling.scattered:
+        unpack(program, name, values[name], results[name])
     if "gradInputOut" in tiling.packed:
         unpack(program, "gradInputOut", call.gradInputOut, places["gradInputOut"])
