@@ -21,8 +21,9 @@ def work() -> Iterator[Callable[[], object]]:
             yield partial(_layer_norm, NUMPY[dtype], shape, mask)
     for dtype in (F16, BF16):  # a single long row writes the gradients of float32 weights itself
         yield partial(_layer_norm, NUMPY[dtype], (1, 32800), (True, True, True), np.ones(32800, np.float32))
-    # Split groups or samples, whole ones, and those that are rows.
-    for dtype, sizes, pixels in itertools.product(_TYPES, ((1, 120, 2), (16, 120, 2), (1, 3, 1)), (False, True)):
+    # Split groups or samples, whole ones, and those that are rows, of one block or of several.
+    shapes = ((1, 4, 120, 2), (16, 4, 120, 2), (1, 4, 3, 1), (1, 20, 40, 1))
+    for dtype, sizes, pixels in itertools.product(_TYPES, shapes, (False, True)):
         for mask in ((True, True, True), (True, False, False), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)
     for dtype, image in itertools.product(_TYPES, ((), (3,), (100,))):  # pixels, small and larger planes
@@ -42,12 +43,13 @@ def _layer_norm(dtype: object, shape: tuple[int, int], mask: tuple[bool, ...], w
     functional.layer_norm_backward(x, x, (cols,), ones, ones, weight, weight, mask)
 
 
-def _group_norm(dtype: object, sizes: tuple[int, int, int], pixels: bool, mask: tuple[bool, ...]) -> None:
-    samples, image, groups = sizes
-    x = np.ones((samples, image, 4) if pixels else (samples, 4, image), dtype)  # type: ignore[call-overload]
+def _group_norm(dtype: object, sizes: tuple[int, int, int, int], pixels: bool, mask: tuple[bool, ...]) -> None:
+    samples, channels, image, groups = sizes
+    shape = (samples, image, channels) if pixels else (samples, channels, image)
+    x = np.ones(shape, dtype)  # type: ignore[call-overload]
     x = x.transpose(0, 2, 1) if pixels else x
     ones = np.ones((samples, groups), np.float32)
-    functional.group_norm_backward(x, x, ones, ones, None, samples, 4, image, groups, mask)
+    functional.group_norm_backward(x, x, ones, ones, None, samples, channels, image, groups, mask)
 
 
 def _batch_norm(dtype: object, shape: tuple[int, ...]) -> None:

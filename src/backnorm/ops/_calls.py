@@ -27,7 +27,7 @@ _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 #: The words of a key and of a small program at most, its pointers, and the bytes of its workspace: all on the stack.
 MOST_WORDS, MOST_POINTERS = 512, 32
-MOST_WORKSPACE = 1 << 14
+MOST_WORKSPACE = 1 << 16
 
 #: What the functions know: words of the bytes that each has as its `self`.
 _READ, _TENSOR, _PARAMETER, _IMPLEMENTATION, _KEYS, _NONE, _TRUE, _FALSE, _INT, _LIST, _TUPLE, _SIZE = range(0, 96, 8)

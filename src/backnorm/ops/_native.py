@@ -41,7 +41,8 @@ class Kernel:
     """`kernel(*constants)` is the address of native code `run(args, task)`, compiled for these constants.
 
     Made from a function of the constants (tags of types, switches) that returns `run`. The arguments of all the tasks
-    are whole numbers at the address `args`; what a task computes depends on its number alone.
+    are whole numbers at the address `args`; what a task computes depends on its number alone. A third parameter is the
+    number of the thread that runs it, for a place of its own, see `_places.py`.
     """
 
     def __init__(self, make: Any) -> None:
@@ -52,7 +53,8 @@ class Kernel:
     def __call__(self, *constants: Any) -> int:
         key = tuple((type(constant), constant) for constant in constants)
         if key not in self._compiled:
-            self._compiled[key] = native(self._make(*constants), types.int64, types.int64)
+            run = self._make(*constants)
+            self._compiled[key] = native(run, *[types.int64] * run.__code__.co_argcount)
         address: int = self._compiled[key].address
         return address
 

@@ -57,6 +57,19 @@ def extend_run(U: Any, run: Any, value: Any, count: Any) -> Any:
 
 
 @inline
+def room_in_run(run: Any) -> Any:
+    """How many elements would fill the vector of memory that a run is at, 0 if it begins one."""
+    return -run[3] % 16
+
+
+@inline
+def pass_over(run: Any, size: Any) -> Any:
+    """The run after so many bytes, whole vectors, that were written by other means."""
+    past_caches, place, last, waiting, before = run
+    return past_caches, place + size, last, waiting, before
+
+
+@inline
 def end_run(U: Any, run: Any) -> Any:
     """What still waits."""
     _, place, last, waiting, before = run

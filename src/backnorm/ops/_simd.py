@@ -213,6 +213,10 @@ def load_part(typing: Any, tag: Any, address: Any, count: Any) -> Any:
 
 def _emit_store(b: Any, kind: Any, address: Any, raw: Any, streaming: bool) -> None:
     align = _bytes(kind) * (LANES if streaming else 1)
+    if streaming and kind == _F16 and _feature("f16c"):
+        # LLVM sees through the bits to <16 x half>, of which it stores none past the caches.
+        register = "v" if _feature("avx512f") else "x"
+        raw = b.asm(ir.FunctionType(raw.type, [raw.type]), "", f"={register},0", [raw], False)
     store = b.store(raw, _pointer(b, address, raw.type), align=align)
     if streaming:
         store.set_metadata("nontemporal", b.module.add_metadata([_i32(1)]))

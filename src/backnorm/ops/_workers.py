@@ -106,13 +106,15 @@ def _put(typing: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
-def _call(typing: Any, function: Any, args_at: Any, task: Any) -> Any:
+def _call(typing: Any, function: Any, args_at: Any, task: Any, thread: Any) -> Any:
+    """Most kernels have no parameter for the thread; one more argument, in a register, does them nothing."""
+
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_i64, _i64])
-        b.call(b.inttoptr(args[0], kind.as_pointer()), [args[1], args[2]])
+        kind = ir.FunctionType(ir.VoidType(), [_i64, _i64, _i64])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.none(types.int64, types.int64, types.int64), generate
+    return types.none(types.int64, types.int64, types.int64, types.int64), generate
 
 
 def _posix(name: str, arguments: int) -> Any:
@@ -179,7 +181,7 @@ def _take_tasks(pool: Any, thread: Any) -> Any:
         while _read(place) < last:
             task = _add(place, 1)
             if task < last:
-                _call(function, args, start + last - 1 - task if backwards else task)
+                _call(function, args, start + last - 1 - task if backwards else task, thread)
 
 
 def _serve(pool, thread):  # type: ignore[no-untyped-def]
@@ -218,7 +220,7 @@ def _run_job(pool: Any, helpers: Any, function: Any, args: Any, first: Any, last
     """Tasks from `first` to `last` on the caller's thread and up to `helpers` others; returns when all are done."""
     if helpers <= 0:
         for task in range(first, last):
-            _call(function, args, first + last - 1 - task if backwards else task)
+            _call(function, args, first + last - 1 - task if backwards else task, 0)
         return
     _write(pool + _FUNCTION, function)
     _write(pool + _ARGS, args)

@@ -10,6 +10,7 @@ from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
 from .._native import inline, kernel
+from .._places import free_all, leave_place, place_arguments, take_place
 from .._program import WORKSPACE, Place, Program
 from .._simd import (
     TAGS,
@@ -21,7 +22,6 @@ from .._simd import (
     load_one,
     load_part,
     prefetch,
-    scratch,
     splat,
     store,
     store_double,
@@ -33,10 +33,7 @@ from .._simd import (
 )
 from .._sums import ColumnResult, add_columns, add_up, clear, reduce_columns, sum_columns, sum_run, task_columns
 from .._views import AHEAD, PIXEL_ROWS
-from .tiling import TABLE_CHANNELS, Tiling, padded
-
-#: Bytes of the sums of a task's channels, 16 of each kind.
-LARGEST_TABLE = TABLE_CHANNELS * 128
+from .tiling import Tiling, padded
 
 
 @inline
@@ -96,11 +93,12 @@ def _add_small_plane(T: Any, dy: Any, x: Any, n: Any, m: Any, lanes: Any) -> Any
 def _small_plane_sums(T: Any) -> Any:
     """The same of small planes. The lanes of a channel's sums are added up after `together` samples, not after each."""
 
-    def run(args: Any, task: Any) -> Any:
+    def run(args: Any, task: Any, thread: Any) -> Any:
         (
             dy, dy_n, dy_c, x, x_n, x_c, mean, sums, pad, samples, channels, hw, task_samples, task_channels, together,
-        ) = words(args, 15)  # fmt: skip
-        table = scratch(LARGEST_TABLE)
+            places, place_step, place_count,
+        ) = words(args, 18)  # fmt: skip
+        table = take_place(places, place_step, place_count, thread)
         blocks = (channels + task_channels - 1) // task_channels
         row, first = task // blocks, task % blocks * task_channels
         last = min(channels, first + task_channels)
@@ -121,6 +119,7 @@ def _small_plane_sums(T: Any) -> Any:
                 _add_sums(place + c * 8, pad, chunk == start, s1, s2)
                 clear(lanes, 128)
                 lanes += 128
+        leave_place(table)
 
     return run
 
@@ -202,7 +201,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         arguments += [mean, partials, pad * 8, tiling.samples, channels, tiling.image]
         arguments += [tiling.task_samples, tiling.task_channels]
         if tiling.samples_together:
-            arguments += [tiling.samples_together]
+            free_all(program, tiling.tables)
+            arguments += [tiling.samples_together, *place_arguments(tiling.tables)]
         sum_planes = _small_plane_sums if tiling.samples_together else _plane_sums
         program.job(sum_planes(T), count * -(-channels // tiling.task_channels), elements, *arguments)
         sums, apart, step = partials, pad * 8, 2 * pad * 8

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import Images, joined, lay_out
-from .._views import AHEAD, PIXEL_ROWS, Parts, row_step, task_elements
+from .._views import AHEAD, PIXEL_ROWS, Parts, Places, row_step, task_elements
 
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
 #: at 1.0 instead of 0.8 of the probe's speed, 1024x1024x4 in a fifth of the time. Planes of 100 elements lose by it.
 LARGEST_SMALL_PLANE = 64
-#: Channels that have such sums at a time, 128 KiB in the L2 cache and on the thread's stack. With the table in the L1
-#: cache, memory is read in pieces too short for the prefetchers: 0.9 of the probe's speed.
+#: Channels that have such sums at a time, 128 KiB in the L2 cache. With the table in the L1 cache, memory is read in
+#: pieces too short for the prefetchers: 0.9 of the probe's speed.
 TABLE_CHANNELS = 1024
 
 #: Pixels of no more bytes may in part be in the L3 cache, and are asked for further ahead: 2x128x3364 in float32 takes
@@ -42,11 +42,12 @@ class Tiling(NamedTuple):
     task_chunks: int
     ahead: int
     #: Places in the workspace: sums of the tasks, float64, [task][2][channel or column], for pixels after float32 ones
-    #: of the chunk at hand; means of a row; totals of its columns; results to be scattered.
+    #: of the chunk at hand; means of a row; totals of its columns; results to be scattered; small planes' sums.
     partials: int
     table: int
     totals: int
     scattered: dict[str, int]
+    tables: Places
     workspace_bytes: int
 
     @property
@@ -94,7 +95,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         samples_together = PIXEL_ROWS // -(-image // 16)
         task_channels = min(task_channels, TABLE_CHANNELS)
         task_samples = max(1, size // (task_channels * image * samples_together)) * samples_together
-    cols = together * channels
+    cols, tables = together * channels, Places(0, 0, 0)
     chunks = -(-image // (PIXEL_ROWS * together))
     # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
     task_chunks = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
@@ -103,7 +104,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         partials = parts.take(samples * -(-chunks // task_chunks) * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
     else:
-        partials, table, totals = parts.take(-(-samples // task_samples) * 2 * padded(channels) * 8), 0, 0
+        blocks = -(-samples // task_samples)
+        partials, table, totals = parts.take(blocks * 2 * padded(channels) * 8), 0, 0
+        if samples_together:
+            tables = parts.take_places(task_channels * 128, blocks * -(-channels // task_channels))
     scattered = {
         name: parts.take(channels * itemsize(call.values[name].dtype))
         for name in writes
@@ -111,5 +115,5 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     }
     return Tiling(
         shape, images, samples, image, together, converted, task_samples, task_channels, samples_together, chunks,
-        task_chunks, ahead, partials, table, totals, scattered, parts.bytes,
+        task_chunks, ahead, partials, table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""GroupNorm backward on the CPU: the jobs of a call, of the kernels in planes.py and pixels.py."""
+"""GroupNorm backward on the CPU: the jobs of a call, of the kernels in rows.py, planes.py and pixels.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
+from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._simd import TAGS
 from .._sums import ColumnResult, add_up
-from .._views import AHEAD
+from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels
-from .planes import group_rows, split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
+from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
+from .rows import group_rows
 from .tiling import Tiling, padded
 
 
@@ -62,11 +64,12 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         (dy, dy_n, dy_c, x, x_n, x_c), (dx, dx_n, dx_c, streamed) = inputs, output
         ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
         columns = "gradGammaOut" in program or "gradBetaOut" in program
+        free_all(program, tiling.tables)
         program.job(
-            group_rows(T, T, images.pixels, columns, wants_dx),
-            -(-tiling.chunks // tiling.per_task) * -(-groups // tiling.task_groups), elements, dy, dy_n, dy_c * width_g,
-            x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd, gamma, sums, pad, n, groups, width_g,
-            hw, tiling.row_groups, tiling.task_groups, tiling.chunk_samples, tiling.per_task, *ahead,
+            group_rows(T, T, images.pixels, columns, wants_dx, width_g * hw <= LONGEST_BLOCK), tiling.row_tasks,
+            elements, dy, dy_n, dy_c * width_g, x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd,
+            gamma, sums, pad, n, groups, width_g, hw, tiling.row_groups, tiling.task_groups, tiling.chunk_samples,
+            tiling.per_task, *ahead, *place_arguments(tiling.tables),
         )  # fmt: skip
     elif not tiling.split:
         program.job(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import Images, joined, lay_out
-from .._views import LONGEST_BLOCK, PIXEL_ROWS, SPAN, Parts, row_step, task_elements, worth_streaming
+from .._views import PIXEL_ROWS, SPAN, Parts, Places, row_step, task_elements, worth_streaming
 
 #: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
 FEWEST_TASKS = 16
@@ -17,15 +17,15 @@ FEWEST_TASKS = 16
 BATCH_BYTES = 2 << 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
-#: Contiguous groups of at most LONGEST_BLOCK elements, planes with images of at most LARGEST_IMAGE, are rows. Larger
+#: Contiguous groups of at most LONGEST_PLANES elements, planes with images of at most LARGEST_IMAGE, are rows. Larger
 #: images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192), whose sums stay in registers:
 #: beyond the fixed cost of a plane they are cheaper than sums of each element.
-LARGEST_IMAGE = 100
+LONGEST_PLANES, LONGEST_PIXELS, LARGEST_IMAGE = 32768, 4096, 100
 #: So many elements of a sample at a time: their weights and sums take 12 bytes each of the L1 cache. 400 to 4096 differ
 #: by little in the caches (31 to 34 microseconds at 64 x 64 x 49); a large tensor likes runs that are not short.
-TABLE_COLUMNS = 1600
+TABLE_COLUMNS = 6400
 #: Samples whose elements are summed in float32. Fewer than LayerNorm's rows, since a channel's elements are then added.
-CHUNK_SAMPLES = 16
+CHUNK_SAMPLES, FEWEST_SAMPLES = 16, 4
 
 
 #: In 16 bits, where the arithmetic takes longer than the memory, results are written past the caches from so many times
@@ -48,6 +48,7 @@ class Tiling(NamedTuple):
     #: Groups that are rows: so many at a time (0: they are none), so many a task, in chunks of so many samples.
     row_groups: int
     task_groups: int
+    row_tasks: int
     chunk_samples: int
     chunks: int
     spans: int
@@ -63,7 +64,7 @@ class Tiling(NamedTuple):
     #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel]; float64 sums of the
     #: spans or float32 ones of the chunks; float64 group sums [sample][group][2]; float32 coefficients [5][column],
     #: `row_of_table` bytes each, and float64 totals of the columns [2][column], of a sample, or of a task if samples
-    #: are not split; results to be scattered.
+    #: are not split; results to be scattered; weights and sums of the elements of groups that are rows.
     channel_sums: int
     partials: int
     group_sums: int
@@ -71,6 +72,7 @@ class Tiling(NamedTuple):
     row_of_table: int
     totals: int
     scattered: dict[str, int]
+    tables: Places
     workspace_bytes: int
 
     @property
@@ -89,17 +91,16 @@ def padded(count: int) -> int:
 def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool:
     own = group_channels if images.pixels else hw
     contiguous = all(inner == own for _, inner in images.steps.values())
-    if group_channels * hw > LONGEST_BLOCK:
-        return False
     if images.pixels:
-        return groups == 1 and contiguous
-    return hw <= LARGEST_IMAGE and (group_channels == 1 or contiguous)
+        return groups == 1 and contiguous and group_channels * hw <= LONGEST_PIXELS
+    return hw <= LARGEST_IMAGE and group_channels * hw <= LONGEST_PLANES and (group_channels == 1 or contiguous)
 
 
 def _chunk_samples(samples: int, elements: int, sets: int) -> int:
     """Samples in a chunk, whose end costs about as much as one sample: as many as are summed in float32, if that leaves
     eight tasks of a chunk and a set of groups, of which a sample has so many `elements`, or as many as are worth it."""
-    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-8192 // elements)))
+    fewest = min(FEWEST_SAMPLES, max(-(-samples * sets // 2), -(-16384 // elements)))
+    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-8192 // elements), fewest))
     return -(-samples // -(-samples // most))  # chunks of about the same length
 
 
@@ -127,14 +128,18 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
         streamed = contiguous and worth_streaming(n * channels * hw * size // (1 if size == 4 else SIXTEEN_BITS_WORTH))
     chunks, spans = -(-hw // (PIXEL_ROWS * together)), -(-hw // SPAN)
-    per_task, row_groups, task_groups, chunk_samples = max(1, task // unit), 0, 0, 0
+    per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
+    tables = Places(0, 0, 0)
     if _are_rows(images, groups, group_channels, hw):
-        sets = -(-groups // (TABLE_COLUMNS // padded(unit)))
+        sets = -(-groups // max(1, TABLE_COLUMNS // padded(unit)))
         row_groups = -(-groups // sets)
         chunk_samples = _chunk_samples(n, row_groups * unit, sets)
         chunks, per_task = -(-n // chunk_samples), max(1, task // (chunk_samples * channels * hw))
-        # Where there are few chunks, tasks are some groups each. Else all: 64 x 64 x 49 takes 50 instead of 53 us.
-        task_groups = groups if chunks >= 4 else max(1, task // (chunk_samples * unit * row_groups)) * row_groups
+        # Few large tasks rather than many small ones where there are four: 64 x 64 x 49 takes 50 instead of 53 us.
+        elements = task if chunks < 4 else max(task, 1 << 16)
+        task_groups = min(groups, max(1, elements // (chunk_samples * unit * row_groups)) * row_groups)
+        row_tasks = -(-chunks // per_task) * -(-groups // task_groups)
+        tables = parts.take_places(row_groups * padded(unit) * 12 + 192, row_tasks)
     channel_sums = parts.take((chunks if row_groups else n) * 2 * padded(channels) * 8)
     row_of_table = padded(cols + 32) * 4
     partials, group_sums, coefficients, totals = 0, 0, 0, 0
@@ -152,8 +157,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     items, item = (chunks, PIXEL_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
     per_split_task = max(1, task // item)
     return Tiling(
-        n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, chunk_samples,
-        chunks, spans, per_task, per_split_task, -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)),
-        unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums, partials, group_sums,
-        coefficients, row_of_table, totals, scattered, parts.bytes,
+        n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, row_tasks,
+        chunk_samples, chunks, spans, per_task, per_split_task, -(-items // per_split_task),
+        -(-BATCH_BYTES // (unit * size)), unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums,
+        partials, group_sums, coefficients, row_of_table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

@@ -40,8 +40,8 @@ from .._simd import (
     words,
 )
 from .._sums import ColumnResult, add_columns, add_up, clear, flush
-from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK
-from .tiling import BLOCK, PIECE, SPAN, Tiling, partial_bytes
+from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK
+from .tiling import PIECE, SPAN, Tiling, partial_bytes
 
 
 @inline
@@ -69,7 +69,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
             chunk_rows, chunks,
         ) = words(args, 16)  # fmt: skip
         size, out, share = width(T), width(U), 1.0 / cols
-        blocks = 1 if single else (cols + BLOCK - 1) // BLOCK
+        blocks = 1 if single else (cols + ROW_BLOCK - 1) // ROW_BLOCK
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         totals, apart = partials + task * partial_step, (cols + 15) // 16 * 128
         sums = totals
@@ -84,8 +84,8 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
         f, results = factors(m, r, s, q, share), begin_run(U, dx + start * dx_step, streamed)
         if wants_dx:
             for i in range(blocks):
-                c = i * BLOCK
-                n, at = cols if single else min(BLOCK, cols - c), c * size
+                c = i * ROW_BLOCK
+                n, at = cols if single else min(ROW_BLOCK, cols - c), c * size
                 a, b, _ = sweep(
                     T, U, columns, wants_dx, False, True, n, 0, 0, 0, results, 0, f, d + at, p + at,
                     w + c * 4, AHEAD, AHEAD, m, r,
@@ -97,8 +97,8 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
             if row + 1 < end:
                 m, r = load_one(mean + row * 4 + 4), load_one(rstd + row * 4 + 4)
             for i in range(blocks):
-                c = i * BLOCK
-                n, at, v = cols if single else min(BLOCK, cols - c), c * size, w + c * 4
+                c = i * ROW_BLOCK
+                n, at, v = cols if single else min(ROW_BLOCK, cols - c), c * size, w + c * 4
                 if row + 1 < end:
                     a, b, results = sweep(
                         T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, results, sums + c * 8, f,
@@ -154,9 +154,9 @@ def _split_sums(T: Any, columns: Any) -> Any:
             d, p, v = dy + i * dy_step + start * size, x + i * x_step + start * size, w + start * 4
             mean_v, rstd_v = splat(load_one(mean + i * 4)), splat(load_one(rstd + i * 4))
             s, q = 0.0, 0.0
-            for first in range(0, n, BLOCK):
+            for first in range(0, n, ROW_BLOCK):
                 a0, b0, a1, b1 = zero, zero, zero, zero
-                c, end = first, min(n, first + BLOCK)
+                c, end = first, min(n, first + ROW_BLOCK)
                 while c + 32 <= end:
                     at = c * size
                     prefetch(d + at + AHEAD)
@@ -212,8 +212,8 @@ def _split_dx(T: Any, U: Any) -> Any:
         place = totals + row * spans * 16
         f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
         results = begin_run(U, dx + row * dx_step + start * out, streamed)
-        for c in range(start, min(cols, start + PIECE), BLOCK):
-            n = min(BLOCK, cols - c)
+        for c in range(start, min(cols, start + PIECE), ROW_BLOCK):
+            n = min(ROW_BLOCK, cols - c)
             d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
             _, _, results = sweep(
                 T, U, False, True, True, False, n, d, p, w + c * 4, results, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r
@@ -249,8 +249,8 @@ def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
         size = width(T)
         m, r = load_one(mean), load_one(rstd)
         f = factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
-        for c in range(task * PIECE, min(cols, task * PIECE + PIECE), BLOCK):
-            n, e = min(BLOCK, cols - c), 0
+        for c in range(task * PIECE, min(cols, task * PIECE + PIECE), ROW_BLOCK):
+            n, e = min(ROW_BLOCK, cols - c), 0
             d, p, v = dy + c * size, x + c * size, w + c * 4
             while e + 16 <= n:
                 prefetch(d + e * size + AHEAD)

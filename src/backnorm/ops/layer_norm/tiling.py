@@ -9,8 +9,6 @@ from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._views import CHUNK_ROWS, LONGEST_BLOCK, Parts, row_step, task_elements, worth_streaming
 
-#: Columns of a row that are summed in float32, where it has more than LONGEST_BLOCK.
-BLOCK = 512
 #: Longer rows are split over threads, and where there are few, rows of more than LONGEST_OF_FEW columns. Whole ones are
 #: read once: 300x100003 in float32 takes 12.5 instead of 15.5 ms, 400x60000 in bfloat16 5.1 instead of 7.4. At 300000
 #: columns both ways take as long, and at a million splitting is faster (22 against 43 ms for 64 rows in bfloat16).

@@ -1,0 +1,51 @@
+"""Memory that a task of a CPU kernel has to itself while it runs: places in the workspace, of which it takes its
+thread's, which that still has in its caches, or the next that is free where threads are more than places.
+
+Not the stack, of which a thread may have little (what `threading.stack_size` says; half a MiB on macOS).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._native import inline, kernel
+from ._program import WORKSPACE, Place, Program
+from ._simd import words
+from ._views import LINE, Places
+from ._workers import _let_others_run, _replace, _write
+
+
+def free_all(program: Program, places: Places) -> None:
+    """A job before those that take them."""
+    program.job(_free_all(), 1, 1, *place_arguments(places))
+
+
+def place_arguments(places: Places) -> tuple[Place, int, int]:
+    """A kernel's, for `take_place`."""
+    return Place(WORKSPACE, places.offset), places.step, places.number
+
+
+@kernel
+def _free_all() -> Any:
+    def run(args: Any, task: Any) -> Any:
+        places, step, count = words(args, 3)
+        for i in range(count):
+            _write(places + i * step, 0)
+
+    return run
+
+
+@inline
+def take_place(places: Any, step: Any, count: Any, thread: Any) -> Any:
+    """The address of a place, on a cache line, until it is left."""
+    i = thread % count
+    while not _replace(places + i * step, 0, 1):
+        i = (i + 1) % count
+        if i == thread % count:
+            _let_others_run()
+    return places + i * step + LINE
+
+
+@inline
+def leave_place(place: Any) -> Any:
+    _write(place - LINE, 0)
