@@ -27,9 +27,10 @@ from backnorm import functional, plan, threads, warmup
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
 from backnorm.datatypes import BF16, F16, F32
 from backnorm.ops import OPS, _views
+from backnorm.ops._formats import TAGS
 from backnorm.ops._native import Kernel, kernel
 from backnorm.ops._program import Place, Program
-from backnorm.ops._simd import TAGS, load_double, store_double, words
+from backnorm.ops._simd import load_double, store_double, words
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.group_norm import tiling as gn_tiling

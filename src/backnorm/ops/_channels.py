@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._formats import TAGS
 from ._native import inline, kernel
 from ._program import Code, Place, Program
 from ._simd import (
-    TAGS,
     add,
     fma,
     keep,

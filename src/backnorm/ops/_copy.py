@@ -9,10 +9,11 @@ import numpy as np
 
 from ..datatypes import F32, itemsize
 from ..spec import TensorDesc, contiguous_strides
+from ._formats import TAGS
 from ._images import Images, layout_strides
 from ._native import kernel
 from ._program import WORKSPACE, Place, Program
-from ._simd import TAGS, load, load_scalar, store, store_scalar, width, words
+from ._simd import load, load_scalar, store, store_scalar, width, words
 from ._views import image_strides, joined_axes
 
 #: Elements of a task.

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._formats import TAGS
 from ._native import inline, kernel
 from ._program import Place, Program
 from ._simd import (
-    TAGS,
     add,
     add_wide,
     copy_bytes,

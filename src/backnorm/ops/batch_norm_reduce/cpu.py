@@ -9,11 +9,11 @@ import numpy as np
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
+from .._formats import TAGS
 from .._native import inline, kernel
 from .._places import free_all, leave_place, place_arguments, take_place
 from .._program import WORKSPACE, Place, Program
 from .._simd import (
-    TAGS,
     add,
     fma,
     keep,

@@ -7,9 +7,9 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
+from .._formats import TAGS
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
-from .._simd import TAGS
 from .._sums import ColumnResult, add_up
 from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels

@@ -26,6 +26,7 @@ LONGEST_PLANES, LONGEST_PIXELS, LARGEST_IMAGE = 32768, 4096, 100
 TABLE_COLUMNS = 6400
 #: Samples whose elements are summed in float32. Fewer than LayerNorm's rows, since a channel's elements are then added.
 CHUNK_SAMPLES, FEWEST_SAMPLES = 16, 4
+CHUNK_ELEMENTS = 32768
 
 
 #: In 16 bits, where the arithmetic takes longer than the memory, results are written past the caches from so many times
@@ -99,8 +100,8 @@ def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool
 def _chunk_samples(samples: int, elements: int, sets: int) -> int:
     """Samples in a chunk, whose end costs about as much as one sample: as many as are summed in float32, if that leaves
     eight tasks of a chunk and a set of groups, of which a sample has so many `elements`, or as many as are worth it."""
-    fewest = min(FEWEST_SAMPLES, max(-(-samples * sets // 2), -(-16384 // elements)))
-    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-8192 // elements), fewest))
+    fewest = min(FEWEST_SAMPLES, -(-samples * sets // 2))
+    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-CHUNK_ELEMENTS // elements), fewest))
     return -(-samples // -(-samples // most))  # chunks of about the same length
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, pack, unpack
+from .._formats import TAGS
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
 from .._rows import begin_run, end_run, factors, sweep
 from .._simd import (
-    TAGS,
     add,
     fma,
     keep,
