@@ -12,7 +12,7 @@ from ._native import inline, kernel
 from ._program import WORKSPACE, Place, Program
 from ._simd import words
 from ._views import LINE, Places
-from ._workers import _let_others_run, _replace, _write
+from ._workers import _get, _let_others_run, _put, _replace, _write
 
 
 def free_all(program: Program, places: Places) -> None:
@@ -31,6 +31,7 @@ def _free_all() -> Any:
         places, step, count = words(args, 3)
         for i in range(count):
             _write(places + i * step, 0)
+            _put(places + i * step + 8, 0)
 
     return run
 
@@ -44,6 +45,15 @@ def take_place(places: Any, step: Any, count: Any, thread: Any) -> Any:
         if i == thread % count:
             _let_others_run()
     return places + i * step + LINE
+
+
+@inline
+def knows(place: Any, what: Any) -> Any:
+    """Whether a place has this, not 0, from a task before; now it will."""
+    if _get(place - LINE + 8) == what:
+        return True
+    _put(place - LINE + 8, what)
+    return False
 
 
 @inline

@@ -30,7 +30,7 @@ MOST_PLACES = 64
 
 class Places(NamedTuple):
     """Memory for tasks that run at the same time, see `_places.py`: where it is in the workspace, bytes from one to the
-    next, how many. A place begins with whether it is taken, on a cache line of its own."""
+    next, how many. A place begins with whether it is taken and what it holds, on a cache line of its own."""
 
     offset: int
     step: int

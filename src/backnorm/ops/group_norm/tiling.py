@@ -17,16 +17,20 @@ FEWEST_TASKS = 16
 BATCH_BYTES = 2 << 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
-#: Contiguous groups of at most LONGEST_PLANES elements, planes with images of at most LARGEST_IMAGE, are rows. Larger
-#: images are faster plane by plane (29.6 against 26.6 microseconds at 64 x 16 x 192), whose sums stay in registers:
-#: beyond the fixed cost of a plane they are cheaper than sums of each element.
+#: Contiguous groups are rows where that is faster: planes with images of at most LARGEST_IMAGE elements, whose fixed
+#: cost is higher than that of sums of each element, and groups of at most LONGEST_PLANES (64 x 2048 x 49 in 32 groups
+#: in bfloat16 takes 1.2 instead of 2.2 ms); samples of pixels that are one group of at most LONGEST_PIXELS (4000 x 33 x
+#: 25 in float32: 1.1 instead of 1.9). Larger ones lose where there are few samples (1 x 1024 x 49 in float32: 41
+#: instead of 29 microseconds; 2 x 128 x 64 pixels: 12 instead of 8).
 LONGEST_PLANES, LONGEST_PIXELS, LARGEST_IMAGE = 32768, 4096, 100
-#: So many elements of a sample at a time: their weights and sums take 12 bytes each of the L1 cache. 400 to 4096 differ
-#: by little in the caches (31 to 34 microseconds at 64 x 64 x 49); a large tensor likes runs that are not short.
-TABLE_COLUMNS = 6400
-#: Samples whose elements are summed in float32. Fewer than LayerNorm's rows, since a channel's elements are then added.
-CHUNK_SAMPLES, FEWEST_SAMPLES = 16, 4
-CHUNK_ELEMENTS = 32768
+#: Of such groups as many at a time as have so many bytes of an input: the weights and sums of their elements should
+#: stay in the caches, and large tensors like runs that are not short. (64 x 512 x 49 in 8 groups in float32 takes 0.49
+#: ms with 12800 and 0.53 with 25600, 2000 x 64 x 25 in 8 groups in bfloat16 0.68, and 1.0 with 3200.)
+TABLE_BYTES = 12800
+#: Samples whose elements are summed in float32, a chunk: fewer than LayerNorm's rows, since a channel's elements are
+#: then added. To begin and end a chunk costs about as much as a sample. So there are no more chunks than fill
+#: WANTED_TASKS, and they have at least CHUNK_ELEMENTS or, if that leaves work for two threads, FEWEST_SAMPLES.
+CHUNK_SAMPLES, FEWEST_SAMPLES, CHUNK_ELEMENTS, WANTED_TASKS = 16, 4, 32768, 16
 
 
 #: In 16 bits, where the arithmetic takes longer than the memory, results are written past the caches from so many times
@@ -98,10 +102,9 @@ def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool
 
 
 def _chunk_samples(samples: int, elements: int, sets: int) -> int:
-    """Samples in a chunk, whose end costs about as much as one sample: as many as are summed in float32, if that leaves
-    eight tasks of a chunk and a set of groups, of which a sample has so many `elements`, or as many as are worth it."""
-    fewest = min(FEWEST_SAMPLES, -(-samples * sets // 2))
-    most = min(CHUNK_SAMPLES, max(-(-samples * sets // 8), -(-CHUNK_ELEMENTS // elements), fewest))
+    """Samples in a chunk, where a task has a chunk of one of so many sets of groups, with so many elements a sample."""
+    worth = max(-(-CHUNK_ELEMENTS // elements), min(FEWEST_SAMPLES, -(-samples * sets // 2)))
+    most = min(CHUNK_SAMPLES, max(-(-samples * sets // WANTED_TASKS), worth))
     return -(-samples // -(-samples // most))  # chunks of about the same length
 
 
@@ -132,7 +135,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
     tables = Places(0, 0, 0)
     if _are_rows(images, groups, group_channels, hw):
-        sets = -(-groups // max(1, TABLE_COLUMNS // padded(unit)))
+        sets = -(-groups // max(1, TABLE_BYTES // (padded(unit) * size)))
         row_groups = -(-groups // sets)
         chunk_samples = _chunk_samples(n, row_groups * unit, sets)
         chunks, per_task = -(-n // chunk_samples), max(1, task // (chunk_samples * channels * hw))
