@@ -119,8 +119,8 @@ def sum_columns(
     """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
 
     Every column has its mean and its rstd (None: they count as 1); sums are stored 16 of dy, 16 of dy * x_hat, and so
-    on. Steps count bytes, and so does `ahead`, from where memory is asked for. Row after row: several at a time are no
-    streams a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
+    on. Steps count bytes, and so does `ahead`, from where memory is asked for, if not 0. Row after row: several at a
+    time are no streams a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two cores of a Zen 4).
     """
     size = width(T)
     clear(sums, (cols + 15) // 16 * 128)
@@ -129,8 +129,7 @@ def sum_columns(
         n = last if row + 1 == rows else cols
         c, s = 0, sums
         while c + 16 <= n:
-            # 1.0 instead of 0.83 of PyTorch's speed in bfloat16; in float32 BatchNorm gains 1 to 4 %, GroupNorm loses.
-            if size == 2 or rstds is None:
+            if ahead > 0:
                 prefetch(d + ahead)
                 prefetch(p + ahead)
             _column_terms(T, d, p, 16, c * 4, means, rstds, s)

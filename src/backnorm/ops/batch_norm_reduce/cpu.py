@@ -68,9 +68,10 @@ def _plane_sums(T: Any) -> Any:
 
 
 @inline
-def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any) -> Any:
-    prefetch(dy + AHEAD)
-    prefetch(x + AHEAD)
+def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any, asks: Any) -> Any:
+    if asks:
+        prefetch(dy + AHEAD)
+        prefetch(x + AHEAD)
     d = load_part(T, dy, count)
     return add(a, d), fma(d, keep(sub(load_part(T, x, count), mean), count), b)
 
@@ -80,11 +81,13 @@ def _add_small_plane(T: Any, dy: Any, x: Any, n: Any, m: Any, lanes: Any) -> Any
     """A plane onto 16 sums of dy and 16 of dy * (x - mean)."""
     one, step, mean = np.float32(0), 16 * width(T), splat(m)
     a, b = load(one, lanes), load(one, lanes + 64)
+    # In float32, 128x1024x49 takes 1.6 ms without requests and 1.7 with, but 1024x1024x4 1.8 and 1.4.
+    asks = width(T) == 2 or n < 16
     for _ in range(n // 16):
-        a, b = _add_elements(T, dy, x, 16, mean, a, b)
+        a, b = _add_elements(T, dy, x, 16, mean, a, b, asks)
         dy, x = dy + step, x + step
     if n % 16 > 0:
-        a, b = _add_elements(T, dy, x, n % 16, mean, a, b)
+        a, b = _add_elements(T, dy, x, n % 16, mean, a, b, asks)
     store(one, lanes, a)
     store(one, lanes + 64, b)
 

@@ -30,7 +30,7 @@ TABLE_BYTES = 12800
 #: Samples whose elements are summed in float32, a chunk: fewer than LayerNorm's rows, since a channel's elements are
 #: then added. To begin and end a chunk costs about as much as a sample. So there are no more chunks than fill
 #: WANTED_TASKS, and they have at least CHUNK_ELEMENTS or, if that leaves work for two threads, FEWEST_SAMPLES.
-CHUNK_SAMPLES, FEWEST_SAMPLES, CHUNK_ELEMENTS, WANTED_TASKS = 16, 4, 32768, 16
+CHUNK_SAMPLES, FEWEST_SAMPLES, CHUNK_ELEMENTS, WANTED_TASKS = 16, 2, 32768, 16
 
 
 #: In 16 bits, where the arithmetic takes longer than the memory, results are written past the caches from so many times
