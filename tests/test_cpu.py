@@ -181,6 +181,27 @@ def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytes
     plan._make_plan.cache_clear()
 
 
+@pytest.mark.parametrize("shift", [0, 1, 4, 60])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_workspace_may_begin_anywhere_and_is_no_larger_than_said(
+    call: str, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    expected, room, given = bits(CALLS[call]("bfloat16")), 256, []
+
+    def take(self: Any, size: int) -> int:
+        memory = np.full(size + 2 * room, 0xA5, np.uint8)
+        given.append((memory, -memory.ctypes.data % 64 + 64 + shift, size))
+        return int(memory.ctypes.data + given[-1][1])
+
+    monkeypatch.setattr(functional._Scratch, "take", take)
+    backnorm.set_num_threads(3)
+    assert bits(CALLS[call]("bfloat16")) == expected
+    for memory, start, size in given:
+        assert (memory[:start] == 0xA5).all()
+        assert (memory[start + size :] == 0xA5).all()
+    assert given
+
+
 @pytest.mark.parametrize("places", [1, 2, 5])
 def test_the_same_bits_where_threads_wait_for_a_place(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = ("gn 7x7", "gn 7x7, many channels", "gn samples of pixels", "bn planes", "bn tiny planes")
@@ -257,6 +278,30 @@ def test_group_norms_bits_at_any_alignment(name: str, dtype: str, monkeypatch: p
     functional.kind_of_call.cache_clear()
     plan._make_plan.cache_clear()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("past_caches", [False, True])
+@pytest.mark.parametrize("name", GROUP_NORMS)
+def test_group_norm_in_place(name: str, past_caches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dx where dy or x was."""
+    n, c, hw, group, pixels = GROUP_NORMS[name]
+    arrays = _arrays((n, hw, c) if pixels else (n, c, hw), "bfloat16")
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(c).astype(np.float32)
+    monkeypatch.setattr(_views, "STREAMED_BYTES", 0 if past_caches else 1 << 30)
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    results = []
+    for target in (None, 0, 1):
+        images = [array.copy() for array in arrays]
+        images = [image.transpose(0, 2, 1) for image in images] if pixels else images
+        out = None if target is None else (images[target], np.empty(c, np.float32), np.empty(c, np.float32))
+        done = backnorm.group_norm_backward(*images, mean, rstd, w, n, c, hw, group, out=out)
+        results.append(bits((done[0].astype(np.float32), *done[1:])))
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
+    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)

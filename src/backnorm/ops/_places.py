@@ -1,7 +1,8 @@
 """Memory that a task of a CPU kernel has to itself while it runs: places in the workspace, of which it takes its
 thread's, which that still has in its caches, or the next that is free where threads are more than places.
 
-Not the stack, of which a thread may have little (what `threading.stack_size` says; half a MiB on macOS).
+Not the stack, of which a thread may have little (what `threading.stack_size` says; half a MiB on macOS). Only small
+calls of torch tensors have all of their workspace there, see `_calls.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,17 @@ def place_arguments(places: Places) -> tuple[Place, int, int]:
     return Place(WORKSPACE, places.offset), places.step, places.number
 
 
+@inline
+def _on_a_line(address: Any) -> Any:
+    """A caller's workspace may begin anywhere; words that threads exchange must not lie on two cache lines."""
+    return (address + LINE - 1) // LINE * LINE
+
+
 @kernel
 def _free_all() -> Any:
     def run(args: Any, task: Any) -> Any:
         places, step, count = words(args, 3)
+        places = _on_a_line(places)
         for i in range(count):
             _write(places + i * step, 0)
             _put(places + i * step + 8, 0)
@@ -39,7 +47,7 @@ def _free_all() -> Any:
 @inline
 def take_place(places: Any, step: Any, count: Any, thread: Any) -> Any:
     """The address of a place, on a cache line, until it is left."""
-    i = thread % count
+    places, i = _on_a_line(places), thread % count
     while not _replace(places + i * step, 0, 1):
         i = (i + 1) % count
         if i == thread % count:

@@ -52,7 +52,7 @@ class Parts:
     def take_places(self, size: int, tasks: int) -> Places:
         """Memory of so many bytes for each of so many tasks."""
         step, number = LINE + -(-size // LINE) * LINE, min(tasks, MOST_PLACES)
-        return Places(self.take(number * step), step, number)
+        return Places(self.take(number * step + LINE), step, number)  # where they begin depends on the workspace
 
 
 def reshaped(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:

@@ -217,7 +217,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         sums, apart, step = partials, pad * 8, 2 * pad * 8
     results = []
     for name, start, factors in (
-        ("sumDy", sums, 0), ("sumDyXmu", sums + apart, 0), ("gradWeight", sums + apart, invstd), ("gradBias", sums, 0),
+        ("gradWeight", sums + apart, invstd), ("gradBias", sums, 0), ("sumDy", sums, 0), ("sumDyXmu", sums + apart, 0),
     ):  # fmt: skip
         if name in program:
             out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)

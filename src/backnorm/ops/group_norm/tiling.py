@@ -28,8 +28,8 @@ LONGEST_PLANES, LONGEST_PIXELS, LARGEST_IMAGE = 32768, 4096, 100
 #: ms with 12800 and 0.53 with 25600, 2000 x 64 x 25 in 8 groups in bfloat16 0.68, and 1.0 with 3200.)
 TABLE_BYTES = 12800
 #: Samples whose elements are summed in float32, a chunk: fewer than LayerNorm's rows, since a channel's elements are
-#: then added. To begin and end a chunk costs about as much as a sample. So there are no more chunks than fill
-#: WANTED_TASKS, and they have at least CHUNK_ELEMENTS or, if that leaves work for two threads, FEWEST_SAMPLES.
+#: then added. To begin and end a chunk costs about as much as a sample. So they have fewer only where there are too few
+#: to fill WANTED_TASKS, and then at least CHUNK_ELEMENTS or, if that leaves work for two threads, FEWEST_SAMPLES.
 CHUNK_SAMPLES, FEWEST_SAMPLES, CHUNK_ELEMENTS, WANTED_TASKS = 16, 2, 32768, 16
 
 
