@@ -56,12 +56,15 @@ def take_place(places: Any, step: Any, count: Any, thread: Any) -> Any:
 
 
 @inline
-def knows(place: Any, what: Any) -> Any:
-    """Whether a place has this, not 0, from a task before; now it will."""
-    if _get(place - LINE + 8) == what:
-        return True
+def holds(place: Any, what: Any) -> Any:
+    """Whether a place has this, a number that is not 0, from a task before."""
+    return _get(place - LINE + 8) == what
+
+
+@inline
+def mark(place: Any, what: Any) -> Any:
+    """Say what a place has from now on."""
     _put(place - LINE + 8, what)
-    return False
 
 
 @inline

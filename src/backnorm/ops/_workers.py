@@ -25,10 +25,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from ._native import inline, native
+from ._views import LINE
 
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
-LINE = 64
 SEATS, FINISHED, SLEEPERS, BUSY, JOB, STOP, SPINS = (LINE * i for i in range(7))
 _FUNCTION, _ARGS, _FIRST, _END, _RANGES, _BACKWARDS = (JOB + 8 * i for i in range(6))
 MUTEX, CONDITION, RANGES = LINE * 7, LINE * 9, LINE * 11

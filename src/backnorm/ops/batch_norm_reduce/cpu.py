@@ -38,7 +38,7 @@ from .tiling import Tiling, padded
 
 #: Zen's own prefetchers are better left alone in float32: 65536x512 takes 8.1 to 8.3 ms, with memory asked for ahead
 #: 8.4 to 8.8 (PyTorch 8.0 to 8.1). A Xeon takes 11.4, and 10.7 with it; both need it in 16 bits (here 4.1, not 4.6).
-LEFT_ALONE = get_host_cpu_name().startswith("znver")
+ON_ZEN = get_host_cpu_name().startswith("znver")
 
 
 @inline
@@ -87,7 +87,7 @@ def _add_small_plane(T: Any, dy: Any, x: Any, n: Any, m: Any, lanes: Any) -> Any
     one, step, mean = np.float32(0), 16 * width(T), splat(m)
     a, b = load(one, lanes), load(one, lanes + 64)
     # On Zen in float32, 128x1024x49 takes 1.6 ms without requests and 1.7 with, but 1024x1024x4 1.8 and 1.4.
-    asks = width(T) == 2 or n < 16 or not LEFT_ALONE
+    asks = width(T) == 2 or n < 16 or not ON_ZEN
     for _ in range(n // 16):
         a, b = _add_elements(T, dy, x, 16, mean, a, b, asks)
         dy, x = dy + step, x + step
@@ -193,7 +193,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     partials, totals = Place(WORKSPACE, tiling.partials), Place(WORKSPACE, tiling.totals)
     if images.pixels:
         table, pad, count = Place(WORKSPACE, tiling.table), padded(tiling.cols), tiling.pixel_tasks
-        ahead = 0 if LEFT_ALONE and size == 4 and tiling.ahead == AHEAD else tiling.ahead
+        ahead = 0 if ON_ZEN and size == 4 and tiling.ahead == AHEAD else tiling.ahead
         program.job(_repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
         program.job(
             _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,

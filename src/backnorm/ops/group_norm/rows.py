@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._native import inline, kernel
-from .._places import knows, leave_place, take_place
+from .._places import holds, leave_place, mark, take_place
 from .._rows import begin_run, end_run, factors, sweep
 from .._simd import (
     add,
@@ -109,9 +109,10 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any, single:
             end = min(samples, start + chunk)
             for first in range(begin, min(groups, begin + task_groups), together):
                 last = min(groups, begin + task_groups, first + together)
-                if wants_dx and not knows(weights, first + 1):
+                if wants_dx and not holds(weights, first + 1):
                     for g in range(first, last):
                         spread(gamma + g * width_g * 4, width_g, hw, weights + (g - first) * apart)
+                    mark(weights, first + 1)
                 if columns:
                     clear(table, (last - first) * apart * 2)
                 d, p, at = dy + start * dy_n + first * dy_g, x + start * x_n + first * x_g, (start * groups + first) * 4
