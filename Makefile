@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := bfloat16 and (3-7 or 128-64 or 9-17000 or 2-6-5-3 or 2-12-700 or 2-12-131 or 5-7-49 or 301-3-7 or 41-97-0 or 203-45-0-0-5 or 2-13-225 or 2-5-601 or 3-64-300 or 5-48-900 or 130-64-520 or 3-8-520 or 70-28-2000)
 
-.PHONY: run test test-generic test-gpu sanitize-gpu bench bench-sdk report lint docs docs-check package clean
+.PHONY: run test test-generic test-avx2 test-gpu sanitize-gpu bench bench-sdk report lint docs docs-check package clean
 
 run: $(VENV)/.run
 	$(BIN)/backnorm demo
@@ -15,6 +15,12 @@ test: $(VENV)/.dev
 # The kernels on a CPU without any vector extension; their compiled code is kept apart.
 test-generic: $(VENV)/.dev
 	NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=build/generic $(BIN)/python -m pytest -n auto tests/test_cpu.py tests/test_numbers.py
+
+# And on one that has AVX2 but not AVX-512, whose code is another in part.
+AVX2 := +avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3
+test-avx2: $(VENV)/.dev
+	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=build/avx2 $(BIN)/python -m pytest -n auto \
+	  tests/test_cpu.py
 
 # On a machine with a GPU, with the Python that has torch and Triton there.
 test-gpu:

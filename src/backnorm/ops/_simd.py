@@ -31,9 +31,12 @@ from ._formats import (
     _i32,
     _i64,
     _narrow,
+    _narrow_mixed,
     _raw,
     _v,
     _widen,
+    _widen_mixed,
+    part,
 )
 
 
@@ -83,6 +86,17 @@ def load(typing: Any, tag: Any, address: Any) -> Any:
     return vec(tag, types.int64), generate
 
 
+@_intrinsic
+def load_mixed(typing: Any, tag: Any, address: Any) -> Any:
+    """16 elements in the order of lanes that is fastest for their type, the same in all loads and stores called so."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        return _widen_mixed(b, kind, b.load(_pointer(b, args[1], _v(_raw(kind))), align=_bytes(kind)))
+
+    return vec(tag, types.int64), generate
+
+
 def _repeat(b: Any, value: Any, lanes: int = LANES) -> Any:
     """The same in every lane."""
     undefined = ir.Constant(_v(value.type, lanes), ir.Undefined)
@@ -90,8 +104,35 @@ def _repeat(b: Any, value: Any, lanes: int = LANES) -> Any:
     return b.shuffle_vector(first, undefined, ir.Constant(_v(_i32, lanes), [0] * lanes))
 
 
-def _lanes_below(b: Any, count: Any) -> Any:
-    return b.icmp_signed("<", ir.Constant(_v(_i32), list(range(LANES))), _repeat(b, b.trunc(count, _i32)))
+def _lanes_below(b: Any, count: Any, lanes: int = LANES) -> Any:
+    numbers = ir.Constant(_v(_i32, lanes), list(range(lanes)))
+    return b.icmp_signed("<", numbers, _repeat(b, b.trunc(count, _i32), lanes))
+
+
+def _masked_load(b: Any, element: Any, name: str, pointer: Any, count: Any, lanes: int) -> Any:
+    """The first `count` lanes, zeros in the others."""
+    vector = _v(element, lanes)
+    function = ir.FunctionType(vector, [vector.as_pointer(), _i32, _v(_i1, lanes), vector])
+    masked = b.module.declare_intrinsic(f"llvm.masked.load.v{lanes}{name}.p0", (), function)
+    zero, align = ir.Constant(vector, None), _i32(4 if element is _float else 2)
+    return b.call(masked, [b.bitcast(pointer, vector.as_pointer()), align, _lanes_below(b, count, lanes), zero])
+
+
+def _load_pairs(b: Any, pointer: Any, count: Any) -> Any:
+    """The same of 16-bit elements with masks of 32 bits: pairs of them, and one that is left."""
+    half = LANES // 2
+    pairs = _masked_load(b, _i32, "i32", pointer, b.lshr(count, _i64(1)), half)
+    before = b.block
+    with b.if_then(b.trunc(count, _i1)):
+        last = b.load(b.gep(b.bitcast(pointer, _i16.as_pointer()), [b.sub(count, _i64(1))]), align=2)
+        numbers = ir.Constant(_v(_i32, half), list(range(half)))
+        here = b.icmp_signed("==", numbers, _repeat(b, b.trunc(b.lshr(count, _i64(1)), _i32), half))
+        odd = b.select(here, _repeat(b, b.zext(last, _i32), half), pairs)
+        inside = b.block
+    either = b.phi(pairs.type)
+    either.add_incoming(pairs, before)
+    either.add_incoming(odd, inside)
+    return b.bitcast(either, _v(_i16))
 
 
 @_intrinsic
@@ -99,14 +140,15 @@ def load_part(typing: Any, tag: Any, address: Any, count: Any) -> Any:
     """The first `count` elements, zeros in the other lanes; touches no other memory."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        vector = _v(_raw(kind))
-        name = f"llvm.masked.load.v{LANES}{'f32' if kind == _F32 else 'i16'}.p0"
-        pointer = _pointer(b, args[1], vector)
-        function = ir.FunctionType(vector, [pointer.type, _i32, _v(_i1), vector])
-        masked = b.module.declare_intrinsic(name, (), function)
-        zero = ir.Constant(vector, None)
-        return _widen(b, kind, b.call(masked, [pointer, _i32(_bytes(kind)), _lanes_below(b, args[2]), zero]))
+        kind, count = signature.args[0], args[2]
+        pointer = _pointer(b, args[1], _v(_raw(kind)))
+        if kind == _F32:
+            raw = _masked_load(b, _float, "f32", pointer, count, LANES)
+        elif _feature("avx512bw"):
+            raw = _masked_load(b, _i16, "i16", pointer, count, LANES)
+        else:  # LLVM would load one by one, with a jump before each
+            raw = _load_pairs(b, pointer, count)
+        return _widen(b, kind, raw)
 
     return vec(tag, types.int64, types.int64), generate
 
@@ -146,21 +188,46 @@ def stream(typing: Any, tag: Any, address: Any, value: Any) -> Any:
     return types.none(tag, types.int64, vec), generate
 
 
-@_intrinsic
-def store_or_stream(typing: Any, tag: Any, address: Any, value: Any, past_caches: Any) -> Any:
-    """16 elements past the caches, if asked to: the address must then be a multiple of the vector's bytes."""
+def _store_or_stream(narrow: Any) -> Any:
+    def operation(typing: Any, tag: Any, address: Any, value: Any, past_caches: Any) -> Any:
+        """16 elements past the caches, if asked to: the address must then be a multiple of the vector's bytes."""
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        raw = _narrow(b, kind, args[2])
-        with b.if_else(b.icmp_signed("!=", args[3], _i64(0))) as (then, otherwise):
-            with then:
-                _emit_store(b, kind, args[1], raw, True)
-            with otherwise:
-                _emit_store(b, kind, args[1], raw, False)
-        return context.get_dummy_value()
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            kind = signature.args[0]
+            raw = narrow(b, kind, args[2])
+            with b.if_else(b.icmp_signed("!=", args[3], _i64(0))) as (then, otherwise):
+                with then:
+                    _emit_store(b, kind, args[1], raw, True)
+                with otherwise:
+                    _emit_store(b, kind, args[1], raw, False)
+            return context.get_dummy_value()
 
-    return types.none(tag, types.int64, vec, types.int64), generate
+        return types.none(tag, types.int64, vec, types.int64), generate
+
+    return _intrinsic(operation)
+
+
+store_or_stream, store_or_stream_mixed = _store_or_stream(_narrow), _store_or_stream(_narrow_mixed)
+
+
+def _masked_store(b: Any, kind: Any, address: Any, raw: Any, count: Any) -> None:
+    name = f"llvm.masked.store.v{LANES}{'f32' if kind == _F32 else 'i16'}.p0"
+    pointer = _pointer(b, address, raw.type)
+    function = ir.FunctionType(ir.VoidType(), [raw.type, pointer.type, _i32, _v(_i1)])
+    masked = b.module.declare_intrinsic(name, (), function)
+    b.call(masked, [raw, pointer, _i32(_bytes(kind)), _lanes_below(b, count)])
+
+
+def _store_parts(b: Any, kind: Any, address: Any, raw: Any, count: Any) -> None:
+    """16, 8, 4, 2 and 1 elements, as the count is made of them: AVX2 has no masks of 16 bits, and slow ones of 32."""
+    for lanes in (16, 8, 4, 2, 1):
+        some = b.and_(count, _i64(lanes))
+        taken, low = b.icmp_signed("!=", some, _i64(0)), part(b, raw, 0, lanes)
+        with b.if_then(taken):
+            b.store(low, _pointer(b, address, low.type), align=_bytes(kind))
+        address = b.add(address, b.mul(some, _i64(_bytes(kind))))
+        if lanes < LANES:
+            raw = b.select(taken, part(b, raw, lanes, lanes), low)
 
 
 @_intrinsic
@@ -169,12 +236,8 @@ def store_part(typing: Any, tag: Any, address: Any, value: Any, count: Any) -> A
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0]
-        raw = _narrow(b, kind, args[2])
-        name = f"llvm.masked.store.v{LANES}{'f32' if kind == _F32 else 'i16'}.p0"
-        pointer = _pointer(b, args[1], raw.type)
-        function = ir.FunctionType(ir.VoidType(), [raw.type, pointer.type, _i32, _v(_i1)])
-        masked = b.module.declare_intrinsic(name, (), function)
-        b.call(masked, [raw, pointer, _i32(_bytes(kind)), _lanes_below(b, args[3])])
+        way = _masked_store if _feature("avx512bw") else _store_parts
+        way(b, kind, args[1], _narrow(b, kind, args[2]), args[3])
         return context.get_dummy_value()
 
     return types.none(tag, types.int64, vec, types.int64), generate
@@ -332,16 +395,17 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _binary(instruction: str, kind: Any) -> Any:
+def _binary(instruction: str) -> Any:
+    """Of two vectors of a kind."""
+
     def operation(typing: Any, a: Any, c: Any) -> Any:
-        return kind(kind, kind), lambda context, b, signature, args: getattr(b, instruction)(args[0], args[1])
+        return a(a, a), lambda context, b, signature, args: getattr(b, instruction)(args[0], args[1])
 
     operation.__name__ = instruction
     return _intrinsic(operation)
 
 
-add, sub, mul = _binary("fadd", vec), _binary("fsub", vec), _binary("fmul", vec)
-add_wide, mul_wide = _binary("fadd", wide), _binary("fmul", wide)
+add, sub, mul = _binary("fadd"), _binary("fsub"), _binary("fmul")
 
 
 @_intrinsic
@@ -385,15 +449,11 @@ def _slide_avx512(b: Any, before: Any, after: Any, count: Any) -> Any:
 
 def _slide_avx2(b: Any, before: Any, after: Any, count: Any) -> Any:
     """By way of three vectors of 8 lanes in a row, rotated each, that hold the result."""
-    half, eight = LANES // 2, ir.Constant(_v(_i32, 8), [8] * 8)
-    parts = [
-        b.shuffle_vector(value, value, ir.Constant(_v(_i32, half), list(range(start, start + half))))
-        for value in (before, after)
-        for start in (0, half)
-    ]
-    further = b.icmp_signed(">=", count, _i64(half))
-    rotation = _from_lane(b, b.and_(count, _i64(half - 1)), half)
-    kind = ir.FunctionType(_v(_float, half), [_v(_float, half), _v(_i32, half)])
+    lanes, eight = LANES // 2, _constant(_i32, 8, 8)
+    parts = [part(b, value, start, lanes) for value in (before, after) for start in (0, lanes)]
+    further = b.icmp_signed(">=", count, _i64(lanes))
+    rotation = _from_lane(b, b.and_(count, _i64(lanes - 1)), lanes)
+    kind = ir.FunctionType(_v(_float, lanes), [_v(_float, lanes), _v(_i32, lanes)])
     rotate = b.module.declare_intrinsic("llvm.x86.avx2.permps", (), kind)
     rotated = [b.call(rotate, [b.select(further, parts[i + 1], parts[i]), rotation]) for i in range(3)]
     here = b.icmp_signed("<", rotation, eight)
@@ -435,10 +495,7 @@ def sum_lanes(typing: Any, value: Any) -> Any:
         value, lanes = args[0], LANES
         while lanes > 1:
             lanes //= 2
-            undefined = ir.Constant(value.type, ir.Undefined)
-            low = ir.Constant(_v(_i32, lanes), list(range(lanes)))
-            high = ir.Constant(_v(_i32, lanes), list(range(lanes, 2 * lanes)))
-            value = b.fadd(b.shuffle_vector(value, undefined, low), b.shuffle_vector(value, undefined, high))
+            value = b.fadd(part(b, value, 0, lanes), part(b, value, lanes, lanes))
         return b.extract_element(value, _i32(0))
 
     return types.float32(vec), generate

@@ -15,7 +15,6 @@ from ._native import inline, kernel
 from ._program import Place, Program
 from ._simd import (
     add,
-    add_wide,
     copy_bytes,
     fma,
     keep,
@@ -24,7 +23,6 @@ from ._simd import (
     load_part,
     load_wide,
     mul,
-    mul_wide,
     narrow,
     prefetch,
     splat,
@@ -162,8 +160,8 @@ def add_columns(sums: Any, cols: Any, totals: Any, apart: Any) -> Any:
     """What sum_columns made of one chunk onto float64 totals."""
     for v in range((cols + 15) // 16):
         a, b = totals + v * 128, totals + apart + v * 128
-        store_wide(a, add_wide(load_wide(a), widen(load(np.float32(0), sums + v * 128))))
-        store_wide(b, add_wide(load_wide(b), widen(load(np.float32(0), sums + v * 128 + 64))))
+        store_wide(a, add(load_wide(a), widen(load(np.float32(0), sums + v * 128))))
+        store_wide(b, add(load_wide(b), widen(load(np.float32(0), sums + v * 128 + 64))))
 
 
 @kernel
@@ -191,7 +189,7 @@ def _total(partials: Any, step: Any, count: Any) -> Any:
     """float64 sums of 16 columns of `count` float32 partials, `step` bytes apart."""
     total = zeros_wide()
     for i in range(count):
-        total = add_wide(total, widen(load(np.float32(0), partials + i * step)))
+        total = add(total, widen(load(np.float32(0), partials + i * step)))
     return total
 
 
@@ -200,7 +198,7 @@ def total_wide(partials: Any, step: Any, count: Any) -> Any:
     """The same of float64 partials."""
     total = zeros_wide()
     for i in range(count):
-        total = add_wide(total, load_wide(partials + i * step))
+        total = add(total, load_wide(partials + i * step))
     return total
 
 
@@ -210,7 +208,7 @@ def _reduce(U: Any, wide: Any, partials: Any, step: Any, count: Any, c: Any, col
     place = partials + c * 8
     total = total_wide(place, step, count) if wide else _total(place, step, count)
     if factors != 0:
-        total = mul_wide(total, widen(load_part(np.float32(0), factors + c * 4, min(16, cols - c))))
+        total = mul(total, widen(load_part(np.float32(0), factors + c * 4, min(16, cols - c))))
     _store_some(U, out, c, cols, narrow(total))
 
 

@@ -17,13 +17,14 @@ from .._simd import (
     base,
     fma,
     load_double,
+    load_mixed,
     load_one,
     load_part,
     mul,
     prefetch,
     splat,
     store_double,
-    store_or_stream,
+    store_or_stream_mixed,
     store_part,
     sub,
     width,
@@ -34,11 +35,16 @@ from .._views import AHEAD, SPAN
 
 
 @inline
-def dx_of(T: Any, dy: Any, x: Any, count: Any, f: Any) -> Any:
-    """dx = rstd * (dy * gamma - c1 - x_hat * c2) of up to 16 elements."""
+def _dx(dy: Any, x: Any, f: Any) -> Any:
+    """dx = rstd * (dy * gamma - c1 - x_hat * c2)."""
     mean, rstd, gamma, minus_c1, minus_c2 = f
-    x_hat = mul(sub(load_part(T, x, count), mean), rstd)
-    return mul(rstd, fma(x_hat, minus_c2, fma(load_part(T, dy, count), gamma, minus_c1)))
+    return mul(rstd, fma(mul(sub(x, mean), rstd), minus_c2, fma(dy, gamma, minus_c1)))
+
+
+@inline
+def dx_of(T: Any, dy: Any, x: Any, count: Any, f: Any) -> Any:
+    """dx of up to 16 elements."""
+    return _dx(load_part(T, dy, count), load_part(T, x, count), f)
 
 
 @inline
@@ -66,7 +72,7 @@ def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, 
         if ahead > 0:
             prefetch(d + k + ahead)
             prefetch(p + k + ahead)
-        store_or_stream(T, target + k, dx_of(T, d + k, p + k, 16, f), streamed)
+        store_or_stream_mixed(T, target + k, _dx(load_mixed(T, d + k), load_mixed(T, p + k), f), streamed)
     if streamed:
         results = pass_over(results, last - at)
         if last < end:

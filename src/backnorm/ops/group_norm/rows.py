@@ -13,7 +13,6 @@ from .._places import holds, leave_place, mark, take_place
 from .._rows import begin_run, end_run, factors, sweep
 from .._simd import (
     add,
-    add_wide,
     load,
     load_one,
     load_part,
@@ -74,8 +73,8 @@ def _pixels_channel_sums(columns: Any, channels: Any, hw: Any, sums: Any, pad: A
         a, b = zeros_wide(), zeros_wide()
         for k in range(c, hw * channels, channels):
             place, lane = columns + (k >> 4) * 128, k & 15
-            b = add_wide(b, widen(slide(load(one, place), load(one, place + 128), lane)))
-            a = add_wide(a, widen(slide(load(one, place + 64), load(one, place + 192), lane)))
+            b = add(b, widen(slide(load(one, place), load(one, place + 128), lane)))
+            a = add(a, widen(slide(load(one, place + 64), load(one, place + 192), lane)))
         store_wide(sums + c * 8, a)
         store_wide(sums + pad + c * 8, b)
 
@@ -155,7 +154,7 @@ def group_rows(T: Any, U: Any, pixels: Any, columns: Any, wants_dx: Any, single:
                                     d + at, p + at, w, 0, 0, m, r,
                                 )  # fmt: skip
                         d, p = next_d, next_p
-                        if wants_dx and (g + 1 == last or dx_g != row_bytes):
+                        if wants_dx and (g + 1 == last or dx_g != row_bytes or not streamed):
                             end_run(U, results)
                             results = begin_run(U, dx + n * dx_n + (g + 1) * dx_g, streamed)
                 if columns:
