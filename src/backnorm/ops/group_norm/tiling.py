@@ -31,12 +31,9 @@ TABLE_BYTES = 12800
 #: then added. To begin and end a chunk costs about as much as a sample. So they have fewer only where there are too few
 #: to fill WANTED_TASKS, and then at least CHUNK_ELEMENTS or, if that leaves work for two threads, FEWEST_SAMPLES.
 CHUNK_SAMPLES, FEWEST_SAMPLES, CHUNK_ELEMENTS, WANTED_TASKS = 16, 2, 32768, 16
-
-
-#: In 16 bits, where the arithmetic takes longer than the memory, results are written past the caches from so many times
-#: the usual size on: 4 MB would take 0.53 instead of 0.49 ms. (In float32, 120 x 120 x 144, 8.3 MB, takes 0.54 instead
-#: of 0.88 ms.)
-SIXTEEN_BITS_WORTH = 2
+#: The same as LayerNorm's: bfloat16 of 4 MB would take 0.53 instead of 0.49 ms. (In float32, 120 x 120 x 144, 8.3 MB,
+#: takes 0.54 instead of 0.88 ms.)
+SIXTEEN_BITS_WORTH = 4
 
 
 class Tiling(NamedTuple):
@@ -130,7 +127,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         contiguous = (n == 1 or outer == channels * hw) and (count == 1 or inner == own)
         if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
-        streamed = contiguous and worth_streaming(n * channels * hw * size // (1 if size == 4 else SIXTEEN_BITS_WORTH))
+        streamed = contiguous and worth_streaming(n * channels * hw, size, SIXTEEN_BITS_WORTH)
     chunks, spans = -(-hw // (PIXEL_ROWS * together)), -(-hw // SPAN)
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
     tables = Places(0, 0, 0)
