@@ -151,9 +151,10 @@ def _pixel_sums(T: Any) -> Any:
     """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean)."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks, ahead = words(
-            args, 15
-        )
+        (
+            dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks, ahead,
+            fours,
+        ) = words(args, 16)  # fmt: skip
         tasks = (chunks + task_chunks - 1) // task_chunks
         n, first = task // tasks, task % tasks * task_chunks * PIXEL_ROWS
         cols, rows = channels * together, (hw + together - 1) // together
@@ -167,7 +168,7 @@ def _pixel_sums(T: Any) -> Any:
             count = min(PIXEL_ROWS, end - row)
             sum_columns(
                 T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last if row + count == end else cols, table,
-                None, sums, ahead,
+                None, sums, ahead, fours,
             )  # fmt: skip
             add_columns(sums, cols, totals, apart)
 
@@ -193,11 +194,12 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     partials, totals = Place(WORKSPACE, tiling.partials), Place(WORKSPACE, tiling.totals)
     if images.pixels:
         table, pad, count = Place(WORKSPACE, tiling.table), padded(tiling.cols), tiling.pixel_tasks
-        ahead = 0 if ON_ZEN and size == 4 and tiling.ahead == AHEAD else tiling.ahead
+        alone = ON_ZEN and size == 4 and tiling.ahead == AHEAD and not tiling.fours
+        ahead = 0 if alone else tiling.ahead
         program.job(_repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
         program.job(
             _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,
-            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks, ahead,
+            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks, ahead, tiling.fours,
         )  # fmt: skip
         per = task_columns(2 * pad)
         program.job(

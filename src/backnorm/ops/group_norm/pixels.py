@@ -176,7 +176,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                     sum_columns(
                         T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                         ragged if row + count == rows else cols, table, table + apart, mine + chunk * half,
-                        AHEAD if width(T) == 2 else 0,  # in float32 it loses
+                        AHEAD if width(T) == 2 else 0, 0,  # in float32 it loses
                     )  # fmt: skip
             if gathers:
                 _gather(
