@@ -3,13 +3,17 @@
 Every timed call gets the next of several sets of inputs; ours writes into arrays given with out=. PyTorch's functions
 allocate their results (their out= variants copy, and are slower); malloc is told to keep freed memory, so that this
 costs no page faults, and each set's results are kept until its next call, so that both write to memory that takes turns
-as the inputs do: else PyTorch's would be the same at every call, and stay in the caches. The contestants take turns in
-short bursts; the head of each does not count, since the other's threads may still be spinning.
+as the inputs do: else PyTorch's would be the same at every call, and stay in the caches. Inputs begin at cache lines
+drawn at random: those of sizes that are powers of two would lie at the same places of their pages, and reading two such
+tensors takes up to 1.5 times as long, for one library more than for the other. The contestants take turns in short
+bursts, in every order, since who comes after the probe is up to 4 % slower; the head of each does not count, since the
+other's threads may still be spinning.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -101,6 +105,21 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
+#: Inputs are moved by up to so many elements.
+_FURTHEST = 1 << 18
+
+
+def _moved(tensor: Any) -> Any:
+    """The same elements, from a cache line on that is drawn at random."""
+    import torch
+
+    if tensor.is_cuda:
+        return tensor
+    memory = torch.empty(tensor.numel() + _FURTHEST, dtype=tensor.dtype)
+    start = int(torch.randint(_FURTHEST // 32, ())) * 32  # 16-bit elements of a cache line
+    return memory.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
+
+
 def make_tensors(op: str, sizes: Sizes, dtype: str, device: str = "cpu") -> tuple[Any, ...]:
     """One set of inputs, as torch tensors: gradOut and input, then the small ones."""
     import torch
@@ -109,11 +128,11 @@ def make_tensors(op: str, sizes: Sizes, dtype: str, device: str = "cpu") -> tupl
     on: dict[str, Any] = {"device": device}
     if op == "layer_norm_backward":
         rows, cols = sizes["rows"], sizes["cols"]
-        dy, x = (torch.randn(rows, cols, **on).to(kind) for _ in "dx")
+        dy, x = (_moved(torch.randn(rows, cols, **on).to(kind)) for _ in "dx")
         return dy, x, torch.randn(rows, 1, **on), torch.rand(rows, 1, **on) + 0.5, torch.randn(cols, **on).to(kind)
     n, c, hw = sizes["N"], sizes["C"], sizes["HxW"]
     format = torch.channels_last if sizes["pixels"] else torch.contiguous_format
-    dy, x = (torch.randn(n, c, hw, 1, **on).to(kind).to(memory_format=format) for _ in "dx")
+    dy, x = (_moved(torch.randn(n, c, hw, 1, **on).to(kind).to(memory_format=format)) for _ in "dx")
     if hw == 1:
         dy, x = dy.reshape(n, c), x.reshape(n, c)
     shape = (n, sizes["group"]) if "group" in sizes else (c,)
@@ -185,9 +204,11 @@ def measure(op: str, sample: str, sizes: Sizes, dtype: str, seconds: float = 1.5
         for call in calls:
             call()
     begun = time.perf_counter()
-    while len(times["probe"]) < 9 or time.perf_counter() - begun < seconds:
-        for name, calls in contestants.items():
-            times[name] += _burst(calls)
+    for order in itertools.cycle(itertools.permutations(contestants)):
+        for name in order:
+            times[name] += _burst(contestants[name])
+        if len(times["probe"]) >= 9 and time.perf_counter() - begun > seconds:
+            break
     _check(pairs[0], dtype)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return Result(

@@ -11,9 +11,9 @@ from ..datatypes import F32, itemsize
 from ..spec import TensorDesc, contiguous_strides
 from ._formats import TAGS
 from ._images import Images, layout_strides
-from ._native import kernel
+from ._native import inline, kernel
 from ._program import WORKSPACE, Place, Program
-from ._simd import load, load_scalar, store, store_scalar, width, words
+from ._simd import copy_bytes, copy_scalar, load, load_scalar, store, store_scalar, width, words
 from ._views import image_strides, joined_axes
 
 #: Elements of a task.
@@ -24,22 +24,41 @@ _constants = np.array([0, 1], np.float32)
 ZERO, ONE = (_constants.ctypes.data + 4 * i for i in (0, 1))
 
 
+@inline
+def _convert_line(T: Any, U: Any, source: Any, source_step: Any, target: Any, target_step: Any, n: Any) -> Any:
+    at = 0
+    if source_step == width(T) and target_step == width(U):
+        while at + 16 <= n:
+            store(U, target + at * target_step, load(T, source + at * source_step))
+            at += 16
+    for i in range(at, n):
+        store_scalar(U, target + i * target_step, load_scalar(T, source + i * source_step))
+
+
+@inline
+def _copy_line(T: Any, source: Any, source_step: Any, target: Any, target_step: Any, n: Any) -> Any:
+    """The same without a conversion: BatchNorm of every other element of a row in bfloat16 takes half the time."""
+    if source_step == width(T) and target_step == width(T):
+        copy_bytes(target, source, n * width(T))
+    else:
+        for i in range(n):
+            copy_scalar(T, target + i * target_step, source + i * source_step)
+
+
 @kernel
 def _copy(T: Any, U: Any) -> Any:
     """Lines along the last of four axes, some of them a task."""
+    alike = type(T) is type(U)
 
     def run(args: Any, task: Any) -> Any:
         src, dst, lines, per_task, n1, n2, n3, s0, s1, s2, s3, d0, d1, d2, d3 = words(args, 15)
         for line in range(task * per_task, min(lines, task * per_task + per_task)):
             i, j, k = line // (n1 * n2), line // n2 % n1, line % n2
             s, d = src + i * s0 + j * s1 + k * s2, dst + i * d0 + j * d1 + k * d2
-            at = 0
-            if s3 == width(T) and d3 == width(U):
-                while at + 16 <= n3:
-                    store(U, d + at * d3, load(T, s + at * s3))
-                    at += 16
-            for e in range(at, n3):
-                store_scalar(U, d + e * d3, load_scalar(T, s + e * s3))
+            if alike:
+                _copy_line(T, s, s3, d, d3, n3)
+            else:
+                _convert_line(T, U, s, s3, d, d3, n3)
 
     return run
 

@@ -48,10 +48,10 @@ def lay_out(tensors: Mapping[str, TensorDesc], samples: int, channels: int, imag
     return Images(pixels, steps, packed)
 
 
-def joined(images: Images, channels: int, image: int) -> int:
-    """How many elements' channels (pixels) the kernels take as one row: enough to keep vectors busy, and so many that
-    they fill whole ones where images are large enough for what that costs."""
-    if any(inner != channels for _, inner in images.steps.values()):
+def joined(dense: bool, channels: int, image: int) -> int:
+    """How many elements' channels (pixels, one after the other if `dense`) the kernels take as one row: enough to keep
+    vectors busy, and so many that they fill whole ones where images are large enough for what that costs."""
+    if not dense:
         return 1
     shortest = -(-_SHORTEST // channels)
     full = 16 // gcd(channels, 16)

@@ -319,6 +319,18 @@ def store_scalar(typing: Any, tag: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def copy_scalar(typing: Any, tag: Any, target: Any, source: Any) -> Any:
+    """One element, its bits as they are."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.IntType(8 * _bytes(signature.args[0]))
+        b.store(b.load(_pointer(b, args[2], kind)), _pointer(b, args[1], kind))
+        return context.get_dummy_value()
+
+    return types.none(tag, types.int64, types.int64), generate
+
+
+@_intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
     """Ask for a cache line to read, into the L2 cache; any address will do."""
 

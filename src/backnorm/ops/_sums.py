@@ -114,16 +114,15 @@ def sum_columns(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, means: Any, rstds: Any,
     sums: Any, ahead: Any, fours: Any,
 ) -> Any:  # fmt: skip
-    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
+    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns,
+    onto those that are there.
 
     Every column has its mean and its rstd (None: they count as 1); sums are stored 16 of dy, 16 of dy * x_hat, and so
     on. Steps count bytes, and so does `ahead`, from where memory is asked for, if not 0. Row after row, or four at a
     time, which adds in the same order: short ones are no streams a prefetcher follows then (20 against 33 GB/s for rows
     of 1 KiB on two cores of a Zen 4).
     """
-    size = width(T)
-    clear(sums, (cols + 15) // 16 * 128)
-    first = 0
+    size, first = width(T), 0
     while fours and first + 4 < rows:
         _add_four_rows(T, dy + first * dy_step, dy_step, x + first * x_step, x_step, cols, means, rstds, sums, ahead)
         first += 4
@@ -165,12 +164,12 @@ def _four_terms(
     one = np.float32(0)
     a0, a1 = load_part(T, dy, count), load_part(T, dy + dy_step, count)
     a2, a3 = load_part(T, dy + 2 * dy_step, count), load_part(T, dy + 3 * dy_step, count)
-    store(one, sums, add(add(add(add(load(one, sums), a0), a1), a2), a3))
-    b = load(one, sums + 64)
-    b = fma(a0, _x_hat(T, x, count, at, means, rstds), b)
+    b = fma(a0, _x_hat(T, x, count, at, means, rstds), load(one, sums + 64))
     b = fma(a1, _x_hat(T, x + x_step, count, at, means, rstds), b)
     b = fma(a2, _x_hat(T, x + 2 * x_step, count, at, means, rstds), b)
-    store(one, sums + 64, fma(a3, _x_hat(T, x + 3 * x_step, count, at, means, rstds), b))
+    b = fma(a3, _x_hat(T, x + 3 * x_step, count, at, means, rstds), b)
+    store(one, sums, add(add(add(add(load(one, sums), a0), a1), a2), a3))
+    store(one, sums + 64, b)
 
 
 @inline
@@ -185,9 +184,10 @@ def _x_hat(T: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any) -> Any:
 @inline
 def _column_terms(T: Any, dy: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any) -> Any:
     one = np.float32(0)
-    a = load_part(T, dy, count)
+    # Both loads come before the stores: 3 to 6 % faster.
+    a, x_hat = load_part(T, dy, count), _x_hat(T, x, count, at, means, rstds)
     store(one, sums, add(load(one, sums), a))
-    store(one, sums + 64, fma(a, _x_hat(T, x, count, at, means, rstds), load(one, sums + 64)))
+    store(one, sums + 64, fma(a, x_hat, load(one, sums + 64)))
 
 
 @inline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from llvmlite.binding import get_host_cpu_name
 
 from ...datatypes import itemsize
 from ...spec import Call
-from .._copy import as_float32, copy_images, unpack
+from .._copy import as_float32, copy, unpack
 from .._formats import TAGS
 from .._native import inline, kernel
 from .._places import free_all, leave_place, place_arguments, take_place
@@ -34,11 +35,16 @@ from .._simd import (
 )
 from .._sums import ColumnResult, add_columns, add_up, clear, reduce_columns, sum_columns, sum_run, task_columns
 from .._views import AHEAD, PIXEL_ROWS
-from .tiling import Tiling, padded
+from .._workers import _get
+from .layout import Axis
+from .tiling import PIECE, Tiling, padded
 
 #: Zen's own prefetchers are better left alone in float32: 65536x512 takes 8.1 to 8.3 ms, with memory asked for ahead
 #: 8.4 to 8.8 (PyTorch 8.0 to 8.1). A Xeon takes 11.4, and 10.7 with it; both need it in 16 bits (here 4.1, not 4.6).
 ON_ZEN = get_host_cpu_name().startswith("znver")
+
+#: Around what there is once.
+ONCE = Axis(1, 0, 0)
 
 
 @inline
@@ -50,24 +56,67 @@ def _add_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
     store_double(place + apart, s2)
 
 
+@inline
+def _offset(axes: Any, count: Any, index: Any) -> Any:
+    """Bytes to one of the places around which `count` axes lead: (size, step in gradOut, step in input) each."""
+    dy, x = 0, 0
+    for i in range(count - 1, 0, -1):
+        place, size = axes + 24 * i, _get(axes + 24 * i)
+        dy, x = dy + index % size * _get(place + 8), x + index % size * _get(place + 16)
+        index //= size
+    return dy + index * _get(axes + 8), x + index * _get(axes + 16)
+
+
+@inline
+def _sum_rows(T: Any, dy: Any, x: Any, axes: Any, count: Any, rows: Any, n: Any, m: Any) -> Any:
+    """Sums of dy and dy * (x - mean) over a channel's runs of n elements, where gaps lie between them.
+
+    Those of short runs stay in lanes from run to run, up to PIXEL_ROWS vectors, before they are added up.
+    """
+    s1, s2 = 0.0, 0.0
+    vectors = (n + 15) // 16
+    if vectors > PIXEL_ROWS // 2:
+        for row in range(rows):
+            to_dy, to_x = _offset(axes, count, row)
+            a, b = sum_run(T, dy + to_dy, x + to_x, n, m, None, None)
+            s1, s2 = s1 + a, s2 + b
+        return s1, s2
+    together, mean = PIXEL_ROWS // vectors, splat(m)
+    for first in range(0, rows, together):
+        lanes, products = splat(np.float32(0)), splat(np.float32(0))
+        for row in range(first, min(rows, first + together)):
+            to_dy, to_x = _offset(axes, count, row)
+            lanes, products = _add_plane(T, dy + to_dy, x + to_x, n, mean, lanes, products, True)
+        s1, s2 = s1 + np.float64(sum_lanes(lanes)), s2 + np.float64(sum_lanes(products))
+    return s1, s2
+
+
 @kernel
 def _plane_sums(T: Any) -> Any:
     """Some channels of some samples a task, into sums[samples' block][2][channel]."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_c, x, x_n, x_c, mean, sums, pad, samples, channels, hw, task_samples, task_channels = words(
-            args, 14
-        )
+        (
+            dy, dy_c, x, x_c, mean, sums, pad, samples, channels, n, task_samples, task_channels, pieces, rows,
+            outer_axes, inner_axes,
+        ) = words(args, 16)  # fmt: skip
+        outer, inner = args + 16 * 8, args + 16 * 8 + outer_axes * 24
         blocks = (channels + task_channels - 1) // task_channels
         row, first = task // blocks, task % blocks * task_channels
         last = min(channels, first + task_channels)
         place = sums + row * 2 * pad
         start, end = row * task_samples, min(samples, row * task_samples + task_samples)
-        for n in range(start, end):
+        for sample in range(start, end):
+            to_dy, to_x = _offset(outer, outer_axes, sample // pieces)
+            skipped = sample % pieces * PIECE
+            count, d, p = min(n - skipped, PIECE), dy + to_dy + skipped * width(T), x + to_x + skipped * width(T)
             for c in range(first, last):
                 m = load_one(mean + c * 4)
-                s1, s2 = sum_run(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, None, None)
-                _add_sums(place + c * 8, pad, n == start, s1, s2)
+                if rows == 1:
+                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, count, m, None, None)
+                else:
+                    s1, s2 = _sum_rows(T, d + c * dy_c, p + c * x_c, inner, inner_axes, rows, count, m)
+                _add_sums(place + c * 8, pad, sample == start, s1, s2)
 
     return run
 
@@ -82,19 +131,31 @@ def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any
 
 
 @inline
-def _add_small_plane(T: Any, dy: Any, x: Any, n: Any, m: Any, lanes: Any) -> Any:
-    """A plane onto 16 sums of dy and 16 of dy * (x - mean)."""
-    one, step, mean = np.float32(0), 16 * width(T), splat(m)
-    a, b = load(one, lanes), load(one, lanes + 64)
-    # On Zen in float32, 128x1024x49 takes 1.6 ms without requests and 1.7 with, but 1024x1024x4 1.8 and 1.4.
-    asks = width(T) == 2 or n < 16 or not ON_ZEN
+def _add_plane(T: Any, dy: Any, x: Any, n: Any, mean: Any, a: Any, b: Any, asks: Any) -> Any:
+    """A plane, or a run of one, onto 16 sums of dy and 16 of dy * (x - mean)."""
+    step = 16 * width(T)
     for _ in range(n // 16):
         a, b = _add_elements(T, dy, x, 16, mean, a, b, asks)
         dy, x = dy + step, x + step
     if n % 16 > 0:
         a, b = _add_elements(T, dy, x, n % 16, mean, a, b, asks)
-    store(one, lanes, a)
-    store(one, lanes + 64, b)
+    return a, b
+
+
+@inline
+def _add_small_planes(
+    T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, n: Any, mean: Any, first: Any, last: Any, lanes: Any, asks: Any
+) -> Any:
+    """Planes of n elements of some channels, each onto 32 sums in memory."""
+    one = np.float32(0)
+    for c in range(first, last):
+        a, b = _add_plane(
+            T, dy + c * dy_c, x + c * x_c, n, splat(load_one(mean + c * 4)), load(one, lanes), load(one, lanes + 64),
+            asks,
+        )  # fmt: skip
+        store(one, lanes, a)
+        store(one, lanes + 64, b)
+        lanes += 128
 
 
 @kernel
@@ -103,9 +164,10 @@ def _small_plane_sums(T: Any) -> Any:
 
     def run(args: Any, task: Any, thread: Any) -> Any:
         (
-            dy, dy_n, dy_c, x, x_n, x_c, mean, sums, pad, samples, channels, hw, task_samples, task_channels, together,
+            dy, dy_c, x, x_c, mean, sums, pad, samples, channels, n, task_samples, task_channels, outer_axes, together,
             places, place_step, place_count,
-        ) = words(args, 18)  # fmt: skip
+        ) = words(args, 17)  # fmt: skip
+        outer = args + 17 * 8
         table = take_place(places, place_step, place_count, thread)
         blocks = (channels + task_channels - 1) // task_channels
         row, first = task // blocks, task % blocks * task_channels
@@ -114,12 +176,15 @@ def _small_plane_sums(T: Any) -> Any:
         start, end = row * task_samples, min(samples, row * task_samples + task_samples)
         clear(table, (last - first) * 128)
         for chunk in range(start, end, together):
-            for n in range(chunk, min(end, chunk + together)):
-                lanes = table
-                for c in range(first, last):
-                    m = load_one(mean + c * 4)
-                    _add_small_plane(T, dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, hw, m, lanes)
-                    lanes += 128
+            for sample in range(chunk, min(end, chunk + together)):
+                to_dy, to_x = _offset(outer, outer_axes, sample)
+                d, p = dy + to_dy, x + to_x
+                # Two loops: 2x2 images take 1.1 instead of 1.2 ns. And on Zen in float32, 128x1024x49 takes 1.6 ms
+                # without requests and 1.7 with, but 1024x1024x4 1.8 and 1.4.
+                if n < 16:
+                    _add_small_planes(T, d, dy_c, p, x_c, n & 15, mean, first, last, table, True)
+                else:
+                    _add_small_planes(T, d, dy_c, p, x_c, n, mean, first, last, table, width(T) == 2 or not ON_ZEN)
             lanes = table
             for c in range(first, last):
                 s1 = np.float64(sum_lanes(load(np.float32(0), lanes)))
@@ -148,58 +213,71 @@ def _repeat_means() -> Any:
 
 @kernel
 def _pixel_sums(T: Any) -> Any:
-    """Some chunks of the rows of a sample a task, into its own float64 sums of dy and of dy * (x - mean)."""
+    """Some chunks of the rows of a sample, or all of some samples, a task, into its own float64 sums of dy and of
+    dy * (x - mean)."""
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_n, dy_h, x, x_n, x_h, table, partials, step, channels, together, hw, chunks, task_chunks, ahead,
-            fours,
-        ) = words(args, 16)  # fmt: skip
+            dy, dy_h, x, x_h, table, partials, step, channels, together, pixels, samples, task_samples, chunks,
+            task_chunks, ahead, fours, outer_axes,
+        ) = words(args, 17)  # fmt: skip
+        outer = args + 17 * 8
         tasks = (chunks + task_chunks - 1) // task_chunks
-        n, first = task // tasks, task % tasks * task_chunks * PIXEL_ROWS
-        cols, rows = channels * together, (hw + together - 1) // together
+        cols, rows = channels * together, (pixels + together - 1) // together
+        start, end = task // tasks * task_samples, min(samples, task // tasks * task_samples + task_samples)
+        first, stop = task % tasks * task_chunks * PIXEL_ROWS, min(rows, (task % tasks + 1) * task_chunks * PIXEL_ROWS)
         sums = partials + task * step
         totals, apart = sums + (cols + 15) // 16 * 128, (cols + 15) // 16 * 128
-        clear(totals, 2 * apart)
-        end = min(rows, first + task_chunks * PIXEL_ROWS)
-        last = (hw - (end - 1) * together) * channels if end == rows else cols
-        d, p = dy + n * dy_n, x + n * x_n
-        for row in range(first, end, PIXEL_ROWS):
-            count = min(PIXEL_ROWS, end - row)
-            sum_columns(
-                T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last if row + count == end else cols, table,
-                None, sums, ahead, fours,
-            )  # fmt: skip
-            add_columns(sums, cols, totals, apart)
+        clear(sums, 3 * apart)
+        summed = 0
+        for sample in range(start, end):
+            to_dy, to_x = _offset(outer, outer_axes, sample)
+            d, p = dy + to_dy, x + to_x
+            for row in range(first, stop, PIXEL_ROWS):
+                count = min(PIXEL_ROWS, stop - row)
+                if summed + count > PIXEL_ROWS:
+                    add_columns(sums, cols, totals, apart)
+                    clear(sums, apart)
+                    summed = 0
+                summed += count
+                last = (pixels - (rows - 1) * together) * channels if row + count == rows else cols
+                sum_columns(
+                    T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols, last, table, None, sums, ahead, fours
+                )
+        add_columns(sums, cols, totals, apart)
 
     return run
 
 
+def _in_bytes(axes: list[Axis], size: int) -> list[int]:
+    """Axes as `_offset` reads them."""
+    return [number for axis in axes for number in (axis.size, axis.dy * size, axis.x * size)]
+
+
 def build(program: Program, tiling: Tiling, call: Call) -> None:
     """The jobs of a call."""
-    images, channels, size = tiling.images, tiling.channels, itemsize(call.input.dtype)
-    arguments: list[Any] = []
-    for name in ("gradOut", "input"):
-        place = Place(name, 0)
-        if name in images.packed:
-            copy_images(program, name, call.values[name], images, tiling.shape, True)
-            place = Place(WORKSPACE, images.packed[name])
-        outer, inner = images.steps[name]
-        arguments += [place, outer * size, inner * tiling.together * size]
+    layout, channels, size = tiling.layout, tiling.channels, itemsize(call.input.dtype)
+    dy, x = Place("gradOut", 0), Place("input", 0)
+    for name, (place, strides) in layout.packed.items():
+        desc, target = call.values[name], Place(WORKSPACE, place)
+        copy(program, desc.shape, Place(name, 0), desc.strides, desc.dtype, target, strides, desc.dtype)
+        dy, x = (target, x) if name == "gradOut" else (dy, target)
+    outer, inner = layout.outer or [ONCE], layout.inner or [ONCE]
     mean = as_float32(program, "mean", call.mean, channels, tiling.converted.get("mean"))
     invstd: Any = 0
     if "gradWeight" in program:
         invstd = as_float32(program, "invstd", call.invstd, channels, tiling.converted.get("invstd"))
     T, elements = TAGS[call.input.dtype], call.input.numel
     partials, totals = Place(WORKSPACE, tiling.partials), Place(WORKSPACE, tiling.totals)
-    if images.pixels:
+    if layout.pixels:
         table, pad, count = Place(WORKSPACE, tiling.table), padded(tiling.cols), tiling.pixel_tasks
         alone = ON_ZEN and size == 4 and tiling.ahead == AHEAD and not tiling.fours
-        ahead = 0 if alone else tiling.ahead
+        row = tiling.together * size
         program.job(_repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
         program.job(
-            _pixel_sums(T), count, elements, *arguments, table, partials, pad * 24, channels,
-            tiling.together, tiling.image, tiling.chunks, tiling.task_chunks, ahead, tiling.fours,
+            _pixel_sums(T), count, elements, dy, layout.run.dy * row, x, layout.run.x * row, table, partials, pad * 24,
+            channels, tiling.together, layout.run.size, tiling.samples, tiling.task_samples, tiling.chunks,
+            tiling.task_chunks, 0 if alone else tiling.ahead, tiling.fours, len(outer), *_in_bytes(outer, size),
         )  # fmt: skip
         per = task_columns(2 * pad)
         program.job(
@@ -208,14 +286,23 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         )  # fmt: skip
         sums, apart, step, count = totals, pad * 8, channels * 8, tiling.together
     else:
-        count, pad = -(-tiling.samples // tiling.task_samples), padded(channels)
-        arguments += [mean, partials, pad * 8, tiling.samples, channels, tiling.image]
-        arguments += [tiling.task_samples, tiling.task_channels]
+        count, pad = tiling.sample_tasks, padded(channels)
+        tasks = count * -(-channels // tiling.task_channels)
+        planes = (
+            dy, layout.channel.dy * size, x, layout.channel.x * size, mean, partials, pad * 8, tiling.samples, channels,
+            layout.run.size, tiling.task_samples, tiling.task_channels,
+        )  # fmt: skip
         if tiling.samples_together:
             free_all(program, tiling.tables)
-            arguments += [tiling.samples_together, *place_arguments(tiling.tables)]
-        sum_planes = _small_plane_sums if tiling.samples_together else _plane_sums
-        program.job(sum_planes(T), count * -(-channels // tiling.task_channels), elements, *arguments)
+            program.job(
+                _small_plane_sums(T), tasks, elements, *planes, len(outer), tiling.samples_together,
+                *place_arguments(tiling.tables), *_in_bytes(outer, size),
+            )  # fmt: skip
+        else:
+            program.job(
+                _plane_sums(T), tasks, elements, *planes, tiling.pieces, prod(axis.size for axis in inner), len(outer),
+                len(inner), *_in_bytes(outer, size), *_in_bytes(inner, size),
+            )  # fmt: skip
         sums, apart, step = partials, pad * 8, 2 * pad * 8
     results = []
     for name, start, factors in (

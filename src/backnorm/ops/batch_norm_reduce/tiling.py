@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._images import Images, joined, lay_out
+from .._images import joined
 from .._views import AHEAD, PIXEL_ROWS, Parts, Places, row_step, task_elements
+from .layout import Layout, lay_out
 
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
 #: at 1.0 instead of 0.8 of the probe's speed, 1024x1024x4 in a fifth of the time. Planes of 100 elements lose by it.
@@ -28,22 +29,26 @@ CACHED_BYTES, AHEAD_IN_CACHE = 16 << 20, 8192
 IN_L2_BYTES, WIDE_ROW_BYTES, PAGE = 4 << 20, 5 << 10, 4096
 
 
+#: Runs are summed in pieces of so many elements, so that a few long ones are work for many threads.
+PIECE = 1 << 16
+
+
 class Tiling(NamedTuple):
-    #: As the tensors have them.
-    shape: tuple[int, int, int]
-    images: Images
-    #: As the kernels see them: pixels may be one long column of rows, `together` elements of an image each.
+    channels: int
+    layout: Layout
+    #: How often the channels are gone through: times around them, and for planes also pieces of a run.
     samples: int
-    image: int
+    pieces: int
+    #: Pixels: how many make a row of the kernel.
     together: int
     #: mean, and invstd if it is asked for, as contiguous float32: where, if they are not already.
     converted: dict[str, int]
-    #: Planes: samples and channels of a task.
+    #: Planes: samples and channels of a task. Pixels: samples, of which a task has several if it has all their chunks.
     task_samples: int
     task_channels: int
     #: Small planes: samples summed in float32, lane by lane; else 0.
     samples_together: int
-    #: Pixels: chunks of a sample, and of a task; bytes ahead that are asked for; whether four rows at a time are summed.
+    #: Pixels: chunks of a sample, and of a task; bytes ahead that are asked for; whether rows are summed by fours.
     chunks: int
     task_chunks: int
     ahead: int
@@ -58,16 +63,17 @@ class Tiling(NamedTuple):
     workspace_bytes: int
 
     @property
-    def channels(self) -> int:
-        return self.shape[1]
+    def cols(self) -> int:
+        return self.together * self.channels
 
     @property
-    def cols(self) -> int:
-        return self.together * self.shape[1]
+    def sample_tasks(self) -> int:
+        """Blocks of samples that tasks have."""
+        return -(-self.samples // self.task_samples)
 
     @property
     def pixel_tasks(self) -> int:
-        return self.samples * -(-self.chunks // self.task_chunks)
+        return self.sample_tasks * -(-self.chunks // self.task_chunks)
 
 
 def padded(channels: int) -> int:
@@ -75,46 +81,42 @@ def padded(channels: int) -> int:
 
 
 def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
-    samples, channels, *rest = call.input.shape
-    image = prod(rest)
-    shape = (samples, channels, image)
+    channels, width = call.input.shape[1], itemsize(call.input.dtype)
     parts = Parts()
-    images = lay_out({name: call.values[name] for name in ("gradOut", "input")}, samples, channels, image, parts)
-    together = 1
-    if images.pixels:
-        if image == 1:
-            images = images._replace(steps={name: (0, outer) for name, (outer, _) in images.steps.items()})
-            samples, image = 1, samples
-        elif all(outer == image * inner for outer, inner in images.steps.values()):
-            # One sample after the other without a gap: one long column of rows.
-            images = images._replace(steps={name: (0, inner) for name, (_, inner) in images.steps.items()})
-            samples, image = 1, samples * image
-        together = joined(images, channels, image)
+    layout = lay_out(call.gradOut, call.input, parts)
+    run, samples, rows = layout.run, prod(axis.size for axis in layout.outer), prod(axis.size for axis in layout.inner)
     converted = {}
     for name in ("mean", *(["invstd"] if "gradWeight" in writes else [])):
         desc = call.values[name]
         if desc.dtype != F32 or row_step(desc, 1, channels) is None:
             converted[name] = parts.take(channels * 4)
     size = task_elements(call.input.numel)
-    task_channels = max(1, min(channels, size // image))
-    task_samples, samples_together = max(1, min(16, size // (task_channels * image))), 0
-    if not images.pixels and image <= LARGEST_SMALL_PLANE:
-        samples_together = PIXEL_ROWS // -(-image // 16)
-        task_channels = min(task_channels, TABLE_CHANNELS)
-        task_samples = max(1, size // (task_channels * image * samples_together)) * samples_together
-    cols, tables = together * channels, Places(0, 0, 0)
-    chunks = -(-image // (PIXEL_ROWS * together))
-    # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
-    task_chunks = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
-    width = itemsize(call.input.dtype)
-    inputs = 2 * call.input.numel * width
-    ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
-    apart = all(step * together * width % PAGE for _, step in images.steps.values())
-    fours = apart and (inputs <= IN_L2_BYTES or cols * width >= WIDE_ROW_BYTES)
-    if images.pixels:
-        partials = parts.take(samples * -(-chunks // task_chunks) * padded(cols) * 24)
+    pieces, together, tables = 1, 1, Places(0, 0, 0)
+    task_channels, samples_together, chunks, task_chunks, ahead, fours = 0, 0, 0, 0, 0, False
+    if layout.pixels:
+        together = joined(run.dy == run.x == channels, channels, run.size)
+        cols = together * channels
+        chunks = -(-run.size // (PIXEL_ROWS * together))
+        # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
+        most = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
+        task_chunks, task_samples = min(chunks, most), max(1, most // chunks)
+        inputs = 2 * call.input.numel * width
+        ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
+        apart = run.dy * together * width % PAGE and run.x * together * width % PAGE
+        fours = bool(apart) and (inputs <= IN_L2_BYTES or cols * width >= WIDE_ROW_BYTES)
+        tasks = -(-samples // task_samples) * -(-chunks // task_chunks)
+        partials = parts.take(tasks * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
     else:
+        image = rows * min(PIECE, run.size)
+        pieces = -(-run.size // PIECE)
+        samples *= pieces
+        task_channels = max(1, min(channels, size // image))
+        task_samples = max(1, min(16, size // (task_channels * image)))
+        if image <= LARGEST_SMALL_PLANE and rows == 1:
+            samples_together = PIXEL_ROWS // -(-image // 16)
+            task_channels = min(task_channels, TABLE_CHANNELS)
+            task_samples = max(1, size // (task_channels * image * samples_together)) * samples_together
         blocks = -(-samples // task_samples)
         partials, table, totals = parts.take(blocks * 2 * padded(channels) * 8), 0, 0
         if samples_together:
@@ -125,6 +127,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if row_step(call.values[name], 1, channels) is None
     }
     return Tiling(
-        shape, images, samples, image, together, converted, task_samples, task_channels, samples_together, chunks,
+        channels, layout, samples, pieces, together, converted, task_samples, task_channels, samples_together, chunks,
         task_chunks, ahead, fours, partials, table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

@@ -110,7 +110,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     parts = Parts()
     names = ["gradOut", "input", *(["gradInput"] if "gradInput" in writes else [])]
     images = lay_out({name: call.values[name] for name in names}, n, channels, hw, parts)
-    together = joined(images, channels, hw) if images.pixels else 1
+    dense = all(inner == channels for _, inner in images.steps.values())
+    together = joined(dense, channels, hw) if images.pixels else 1
     cols, group_channels = together * channels, channels // groups
     converted = {}
     for name, count in (("mean", n * groups), ("rstd", n * groups), ("gamma", channels)):
