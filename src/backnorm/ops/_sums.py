@@ -112,82 +112,53 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 @inline
 def sum_columns(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, means: Any, rstds: Any,
-    sums: Any, ahead: Any, fours: Any,
+    sums: Any, ahead: Any,
 ) -> Any:  # fmt: skip
-    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns,
-    onto those that are there.
+    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
 
-    Every column has its mean and its rstd (None: they count as 1); sums are stored 16 of dy, 16 of dy * x_hat, and so
-    on. Steps count bytes, and so does `ahead`, from where memory is asked for, if not 0. Row after row, or four at a
-    time, which adds in the same order: short ones are no streams a prefetcher follows then (20 against 33 GB/s for rows
-    of 1 KiB on two cores of a Zen 4).
+    Row after row: several at a time are no streams a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two
+    cores of a Zen 4).
     """
-    size, first = width(T), 0
-    while fours and first + 4 < rows:
-        _add_four_rows(T, dy + first * dy_step, dy_step, x + first * x_step, x_step, cols, means, rstds, sums, ahead)
-        first += 4
-    for row in range(first, rows):
-        d, p = dy + row * dy_step, x + row * x_step
+    clear(sums, (cols + 15) // 16 * 128)
+    for row in range(rows):
         n = last if row + 1 == rows else cols
-        c, s = 0, sums
-        while c + 16 <= n:
-            if ahead > 0:
-                prefetch(d + ahead)
-                prefetch(p + ahead)
-            _column_terms(T, d, p, 16, c * 4, means, rstds, s)
-            c, s, d, p = c + 16, s + 128, d + 16 * size, p + 16 * size
-        if c < n:
-            _column_terms(T, d, p, n - c, c * 4, means, rstds, s)
+        add_row(T, dy + row * dy_step, x + row * x_step, n, means, rstds, sums, ahead)
 
 
 @inline
-def _add_four_rows(
-    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, cols: Any, means: Any, rstds: Any, sums: Any, ahead: Any
-) -> Any:
-    """The same sums in the same order, but loaded and stored once for four rows."""
+def add_row(T: Any, dy: Any, x: Any, n: Any, means: Any, rstds: Any, sums: Any, ahead: Any) -> Any:
+    """A row's dy and dy * x_hat onto the sums of its columns, which are 16 of dy, 16 of dy * x_hat, and so on.
+
+    Every column has its mean and its rstd (None: they count as 1). `ahead`, if not 0, is from where memory is asked
+    for, in bytes.
+    """
     step, c = 16 * width(T), 0
-    while c + 16 <= cols:
+    while c + 16 <= n:
         if ahead > 0:
-            for row in range(4):
-                prefetch(dy + row * dy_step + ahead)
-                prefetch(x + row * x_step + ahead)
-        _four_terms(T, dy, dy_step, x, x_step, 16, c * 4, means, rstds, sums)
+            prefetch(dy + ahead)
+            prefetch(x + ahead)
+        _column_terms(T, dy, x, 16, c * 4, means, rstds, sums)
         c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
-    if c < cols:
-        _four_terms(T, dy, dy_step, x, x_step, cols - c, c * 4, means, rstds, sums)
-
-
-@inline
-def _four_terms(
-    T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any
-) -> Any:
-    one = np.float32(0)
-    a0, a1 = load_part(T, dy, count), load_part(T, dy + dy_step, count)
-    a2, a3 = load_part(T, dy + 2 * dy_step, count), load_part(T, dy + 3 * dy_step, count)
-    b = fma(a0, _x_hat(T, x, count, at, means, rstds), load(one, sums + 64))
-    b = fma(a1, _x_hat(T, x + x_step, count, at, means, rstds), b)
-    b = fma(a2, _x_hat(T, x + 2 * x_step, count, at, means, rstds), b)
-    b = fma(a3, _x_hat(T, x + 3 * x_step, count, at, means, rstds), b)
-    store(one, sums, add(add(add(add(load(one, sums), a0), a1), a2), a3))
-    store(one, sums + 64, b)
-
-
-@inline
-def _x_hat(T: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any) -> Any:
-    one = np.float32(0)
-    x_hat = sub(load_part(T, x, count), load(one, means + at))
-    if rstds is not None:
-        x_hat = mul(x_hat, load(one, rstds + at))
-    return keep(x_hat, count)
+    if c < n:
+        _column_terms(T, dy, x, n - c, c * 4, means, rstds, sums)
 
 
 @inline
 def _column_terms(T: Any, dy: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any) -> Any:
     one = np.float32(0)
     # Both loads come before the stores: 3 to 6 % faster.
-    a, x_hat = load_part(T, dy, count), _x_hat(T, x, count, at, means, rstds)
+    a, x_hat = load_part(T, dy, count), column_x_hat(T, x, count, at, means, rstds)
     store(one, sums, add(load(one, sums), a))
     store(one, sums + 64, fma(a, x_hat, load(one, sums + 64)))
+
+
+@inline
+def column_x_hat(T: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any) -> Any:
+    """x_hat of up to 16 columns, zeros beyond; `at` bytes into the tables of means and rstds."""
+    x_hat = sub(load_part(T, x, count), load(np.float32(0), means + at))
+    if rstds is not None:
+        x_hat = mul(x_hat, load(np.float32(0), rstds + at))
+    return keep(x_hat, count)
 
 
 @inline

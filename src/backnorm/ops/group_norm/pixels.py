@@ -24,7 +24,7 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import clear, sum_columns, total_columns, total_wide
+from .._sums import sum_columns, total_columns, total_wide
 from .._views import AHEAD, PIXEL_ROWS
 from .planes import dx_of, put_dx, total_group
 
@@ -173,11 +173,10 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                 for chunk in range(first, last):
                     row = chunk * PIXEL_ROWS
                     count = min(PIXEL_ROWS, rows - row)
-                    clear(mine + chunk * half, half)
                     sum_columns(
                         T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                         ragged if row + count == rows else cols, table, table + apart, mine + chunk * half,
-                        AHEAD if width(T) == 2 else 0, 0,  # in float32 it loses
+                        AHEAD if width(T) == 2 else 0,  # in float32 it loses
                     )  # fmt: skip
             if gathers:
                 _gather(
