@@ -14,13 +14,14 @@ test: $(VENV)/.dev
 
 # The kernels on a CPU without any vector extension; their compiled code is kept apart.
 test-generic: $(VENV)/.dev
-	NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=build/generic $(BIN)/python -m pytest -n auto tests/test_cpu.py tests/test_numbers.py
+	NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=build/generic $(BIN)/python -m pytest -n auto tests/test_cpu.py tests/test_batch_norm_views.py \
+	  tests/test_numbers.py
 
 # And on one that has AVX2 but not AVX-512, whose code is another in part.
 AVX2 := +avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3
 test-avx2: $(VENV)/.dev
 	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=build/avx2 $(BIN)/python -m pytest -n auto \
-	  tests/test_cpu.py
+	  tests/test_cpu.py tests/test_batch_norm_views.py
 
 # On a machine with a GPU, with the Python that has torch and Triton there.
 test-gpu:

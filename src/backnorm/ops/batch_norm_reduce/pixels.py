@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from .._native import inline, kernel
-from .._simd import add, fma, load, load_one, load_part, prefetch, store, store_one, width, words
-from .._sums import add_columns, add_row, clear, column_x_hat
+from .._native import kernel
+from .._simd import load_one, store_one, words
+from .._sums import add_columns, add_four_rows, add_row, clear
 from .._views import PIXEL_ROWS
 from .axes import offset
 
@@ -25,34 +23,6 @@ def repeat_means() -> Any:
                 store_one(table + (i * channels + c) * 4, load_one(mean + c * 4))
 
     return run
-
-
-@inline
-def _add_four_rows(T: Any, dy: Any, dy_h: Any, x: Any, x_h: Any, cols: Any, means: Any, sums: Any, ahead: Any) -> Any:
-    """Four rows onto the sums of their columns, which are loaded and stored once; in the order of `add_row`."""
-    step, c = 16 * width(T), 0
-    while c + 16 <= cols:
-        if ahead > 0:
-            for row in range(4):
-                prefetch(dy + row * dy_h + ahead)
-                prefetch(x + row * x_h + ahead)
-        _four_terms(T, dy, dy_h, x, x_h, 16, c * 4, means, sums)
-        c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
-    if c < cols:
-        _four_terms(T, dy, dy_h, x, x_h, cols - c, c * 4, means, sums)
-
-
-@inline
-def _four_terms(T: Any, dy: Any, dy_h: Any, x: Any, x_h: Any, count: Any, at: Any, means: Any, sums: Any) -> Any:
-    one = np.float32(0)
-    a0, a1 = load_part(T, dy, count), load_part(T, dy + dy_h, count)
-    a2, a3 = load_part(T, dy + 2 * dy_h, count), load_part(T, dy + 3 * dy_h, count)
-    b = fma(a0, column_x_hat(T, x, count, at, means, None), load(one, sums + 64))
-    b = fma(a1, column_x_hat(T, x + x_h, count, at, means, None), b)
-    b = fma(a2, column_x_hat(T, x + 2 * x_h, count, at, means, None), b)
-    b = fma(a3, column_x_hat(T, x + 3 * x_h, count, at, means, None), b)
-    store(one, sums, add(add(add(add(load(one, sums), a0), a1), a2), a3))
-    store(one, sums + 64, b)
 
 
 @kernel
@@ -80,7 +50,7 @@ def pixel_sums(T: Any) -> Any:
             while row < stop:
                 d, p = dy + to_dy + row * dy_h, x + to_x + row * x_h
                 if fours and left >= 4 and row + 4 < stop:
-                    _add_four_rows(T, d, dy_h, p, x_h, cols, means, sums, ahead)
+                    add_four_rows(T, d, dy_h, p, x_h, cols, means, None, sums, ahead)
                     row, left = row + 4, left - 4
                 else:
                     n = (pixels - row * together) * channels if row + 1 == rows else cols

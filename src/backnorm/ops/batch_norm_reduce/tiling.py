@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import joined
-from .._views import AHEAD, PIXEL_ROWS, Parts, Places, row_step, task_elements
+from .._views import AHEAD, IN_L2_BYTES, PAGE, PIXEL_ROWS, Parts, Places, row_step, task_elements
 from .layout import Layout, lay_out
 
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
@@ -21,14 +21,9 @@ TABLE_CHANNELS = 1024
 #: Pixels of no more bytes may in part be in the L3 cache, and are asked for further ahead: 2x128x3364 in float32 takes
 #: 79 instead of 87 microseconds, 8x256x784 214 instead of 250. Larger ones lose 1 to 3 % by it.
 CACHED_BYTES, AHEAD_IN_CACHE = 16 << 20, 8192
-#: Pixels are summed four rows at a time, in the same order, where their sums are what takes longest: in tensors of no
-#: more bytes, which the L2 caches have (16x128x441 in bfloat16: 55 instead of 65 microseconds), and in rows of so many
-#: bytes or more, whose sums fit no L1 cache (5000x4000: 5.0 instead of 6.0 ms, in bfloat16 2.8 instead of 3.4). Shorter
-#: ones are no streams that way (20000x1000 in bfloat16: 2.5 instead of 1.7), and rows multiples of PAGE apart compete
-#: for the same places of the L1 cache (16384x2048 in bfloat16: 4.4 instead of 2.8).
-IN_L2_BYTES, WIDE_ROW_BYTES, PAGE = 4 << 20, 5 << 10, 4096
-
-
+#: Rows of so many bytes or more are summed by fours too: their sums fit no L1 cache (5000x4000 takes 5.0 instead of 6.0
+#: ms, in bfloat16 2.8 instead of 3.4). Shorter ones are no streams then (20000x1000 in bfloat16: 2.5 instead of 1.7).
+WIDE_ROW_BYTES = 5 << 10
 #: Runs are summed in pieces of so many elements, so that a few long ones are work for many threads.
 PIECE = 1 << 16
 

@@ -138,6 +138,23 @@ def _run_dx(
     _few_dx(T, dy + last, x + last, dx + last, count - last // size, table, apart, c, cols)
 
 
+@inline
+def _four_rows_dx(
+    T: Any, dy: Any, dy_h: Any, x: Any, x_h: Any, dx: Any, dx_h: Any, cols: Any, table: Any, apart: Any
+) -> Any:
+    """dx of four rows, whose coefficients are then loaded once."""
+    size, c = width(T), 0
+    while c + 16 <= cols:
+        f, at = _coefficients(table + c * 4, apart), c * size
+        for i in range(4):
+            store(T, dx + i * dx_h + at, dx_of(T, dy + i * dy_h + at, x + i * x_h + at, 16, f))
+        c += 16
+    if c < cols:
+        f, at = _coefficients(table + c * 4, apart), c * size
+        for i in range(4):
+            put_dx(T, dy + i * dy_h + at, x + i * x_h + at, dx + i * dx_h + at, cols - c, f)
+
+
 @kernel
 def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
     """step 0: some samples a task, all of each. Else a sweep of split ones: 1 spreads (a sample a task), 2 sums (some
@@ -148,8 +165,8 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_h, x, x_n, x_h, dx, dx_n, dx_h, streamed, mean, rstd, gamma, partials, sums, pad, totals,
-            tables, apart, samples, groups, width_g, hw, chunks, together, per, ahead,
-        ) = words(args, 27)  # fmt: skip
+            tables, apart, samples, groups, width_g, hw, chunks, together, per, ahead, fours,
+        ) = words(args, 28)  # fmt: skip
         channels = groups * width_g
         cols, rows = channels * together, (hw + together - 1) // together
         ragged = (hw - (rows - 1) * together) * channels
@@ -176,7 +193,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                     sum_columns(
                         T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                         ragged if row + count == rows else cols, table, table + apart, mine + chunk * half,
-                        AHEAD if width(T) == 2 else 0,  # in float32 it loses
+                        AHEAD if width(T) == 2 else 0, fours,  # in float32 to ask loses
                     )  # fmt: skip
             if gathers:
                 _gather(
@@ -190,6 +207,15 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                     count = min(rows, end * PIXEL_ROWS) - row
                     runs, length = (1, count * cols) if contiguous else (count, cols)
                     short = cols - ragged if row + count == rows else 0
+                    if fours:
+                        whole = (count - 1) // 4 * 4
+                        for i in range(row, row + whole, 4):
+                            _four_rows_dx(
+                                T, d + i * dy_h, dy_h, p + i * x_h, x_h, dx + n * dx_n + i * dx_h, dx_h, cols, table,
+                                apart,
+                            )  # fmt: skip
+                        row, count = row + whole, count - whole
+                        runs, length = (1, count * cols) if contiguous else (count, cols)
                     for i in range(row, row + runs):
                         _run_dx(
                             T, streamed, d + i * dy_h, p + i * x_h, dx + n * dx_n + i * dx_h,

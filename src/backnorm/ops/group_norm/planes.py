@@ -30,8 +30,8 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import sum_block, sum_run, sum_span
-from .._views import AHEAD, SPAN
+from .._sums import sum_block, sum_planes, sum_run, sum_span
+from .._views import AHEAD, LARGEST_LANES, SPAN
 
 
 @inline
@@ -140,10 +140,13 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
             m, r = load_one(mean + group * 4), load_one(rstd + group * 4)
             d, p = dy + n * dy_n + first * dy_c, x + n * x_n + first * x_c
             place = sums + n * 2 * pad + first * 8
-            for c in range(width_g):
-                s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None)
-                store_double(place + c * 8, s1)
-                store_double(place + pad + c * 8, s2)
+            if hw <= LARGEST_LANES:
+                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, 8, pad, False)
+            else:
+                for c in range(width_g):
+                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None)
+                    store_double(place + c * 8, s1)
+                    store_double(place + pad + c * 8, s2)
             if wants_dx:
                 weights = gamma + first * 4
                 c1, c2 = total_group(T, d, dy_c, 0, p, x_c, 0, 1, hw, m, r, weights, place, pad, width_g)
@@ -170,6 +173,12 @@ def _span(item: Any, spans: Any, channels: Any) -> Any:
     return item // spans // channels, item // spans % channels, item % spans * SPAN
 
 
+@inline
+def _next_span(c: Any, start: Any, hw: Any) -> Any:
+    """Channel and first element of the span after this one."""
+    return (c, start + SPAN) if start + SPAN < hw else (c + 1, 0)
+
+
 @kernel
 def split_planes_sums(T: Any) -> Any:
     """Some spans of a group a task, into span_sums[sample][channel][span]."""
@@ -178,15 +187,21 @@ def split_planes_sums(T: Any) -> Any:
         dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, groups, width_g, hw, spans, per = words(args, 14)
         channels, size = groups * width_g, width(T)
         first, stop = _items(task, width_g * spans, per)
+        n, c, start = _span(first, spans, channels)
+        group = (n * groups + c // width_g) * 4
+        m, r = load_one(mean + group), load_one(rstd + group)
+        if hw <= LARGEST_LANES:
+            d, p = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c
+            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 16, 16, 8, False)
+            return
         for item in range(first, stop):
-            n, c, start = _span(item, spans, channels)
-            group = (n * groups + c // width_g) * 4
+            at = start * size
             s1, s2 = sum_span(
-                T, dy + n * dy_n + c * dy_c + start * size, x + n * x_n + c * x_c + start * size, min(SPAN, hw - start),
-                load_one(mean + group), load_one(rstd + group), None,
-            )  # fmt: skip
+                T, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, min(SPAN, hw - start), m, r, None
+            )
             store_double(span_sums + item * 16, s1)
             store_double(span_sums + item * 16 + 8, s2)
+            c, start = _next_span(c, start, hw)
 
     return run
 
@@ -231,17 +246,16 @@ def split_planes_dx(T: Any) -> Any:
         first, stop = _items(task, width_g * spans, per)
         n, c, start = _span(first, spans, channels)
         results = begin_run(T, dx + n * dx_n + c * dx_c + start * width(T), streamed)
-        for item in range(first, stop):
-            n, c, start = _span(item, spans, channels)
-            group, count = n * groups + c // width_g, min(SPAN, hw - start)
-            f = _plane_factors(
-                load_one(mean + group * 4), load_one(rstd + group * 4), load_one(gamma + c * 4),
-                load_double(group_sums + group * 16), load_double(group_sums + group * 16 + 8), size,
-            )  # fmt: skip
+        group = n * groups + c // width_g
+        m, r, place = load_one(mean + group * 4), load_one(rstd + group * 4), group_sums + group * 16
+        c1, c2 = load_double(place), load_double(place + 8)
+        for _ in range(first, stop):
+            at, f = start * width(T), _plane_factors(m, r, load_one(gamma + c * 4), c1, c2, size)
             results = _plane_dx(
-                T, streamed, dy + n * dy_n + c * dy_c + start * width(T), x + n * x_n + c * x_c + start * width(T),
-                dx + n * dx_n + c * dx_c + start * width(T), count, f, AHEAD, results,
+                T, streamed, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, dx + n * dx_n + c * dx_c + at,
+                min(SPAN, hw - start), f, AHEAD, results,
             )  # fmt: skip
+            c, start = _next_span(c, start, hw)
         end_run(T, results)
 
     return run

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import Images, joined, lay_out
-from .._views import PIXEL_ROWS, SPAN, Parts, Places, row_step, task_elements, worth_streaming
+from .._views import IN_L2_BYTES, PAGE, PIXEL_ROWS, SPAN, Parts, Places, row_step, task_elements, worth_streaming
 
 #: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
 FEWEST_TASKS = 16
@@ -62,6 +62,8 @@ class Tiling(NamedTuple):
     batch: int
     #: Bytes ahead of dx that are asked for.
     ahead: int
+    #: Pixels: whether four rows at a time are summed and made dx of.
+    fours: bool
     streamed: bool
     #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel]; float64 sums of the
     #: spans or float32 ones of the chunks; float64 group sums [sample][group][2]; float32 coefficients [5][column],
@@ -156,11 +158,13 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         for name in ("gradGammaOut", "gradBetaOut")
         if name in writes and row_step(call.values[name], 1, channels) is None
     }
+    apart = all(step * together * size % PAGE for _, step in images.steps.values())
+    fours = images.pixels and apart and 2 * n * channels * hw * size <= IN_L2_BYTES
     items, item = (chunks, PIXEL_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
     per_split_task = max(1, task // item)
     return Tiling(
         n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, row_tasks,
         chunk_samples, chunks, spans, per_task, per_split_task, -(-items // per_split_task),
-        -(-BATCH_BYTES // (unit * size)), unit * size if unit * size <= LONGEST_AHEAD else 0, streamed, channel_sums,
-        partials, group_sums, coefficients, row_of_table, totals, scattered, tables, parts.bytes,
+        -(-BATCH_BYTES // (unit * size)), unit * size if unit * size <= LONGEST_AHEAD else 0, fours, streamed,
+        channel_sums, partials, group_sums, coefficients, row_of_table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip
