@@ -57,8 +57,8 @@ def _terms(T: Any, dy: Any, x: Any, count: Any, mean: Any, rstd: Any, g: Any) ->
 
 
 @inline
-def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
-    """Sums of wdy = dy * g and wdy * x_hat over up to BLOCK elements.
+def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any) -> Any:
+    """Sums of wdy = dy * g and wdy * x_hat over up to BLOCK elements; memory is asked for `ahead` bytes, if not 0.
 
     Four vectors of sums take turns: each sees 16 additions, a quarter of the digits lost and none of the waiting.
     """
@@ -70,6 +70,10 @@ def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
     step, end = 16 * size, n * size
     at = 0
     while at + 4 * step <= end:
+        if ahead > 0:
+            for line in range(at + ahead, at + ahead + 4 * step, 64):
+                prefetch(dy + line)
+                prefetch(x + line)
         wdy, x_hat = _terms(T, dy + at, x + at, 16, mean, rstd, g)
         a0, b0 = add(a0, wdy), fma(wdy, x_hat, b0)
         wdy, x_hat = _terms(T, dy + at + step, x + at + step, 16, mean, rstd, g)
@@ -91,24 +95,24 @@ def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
 
 
 @inline
-def sum_span(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
+def sum_span(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any) -> Any:
     """The same over up to SPAN elements."""
     s1, s2 = 0.0, 0.0
     size = width(T)
     for i in range(0, n, BLOCK):
-        a, b = sum_block(T, dy + i * size, x + i * size, min(BLOCK, n - i), m, r, g)
+        a, b = sum_block(T, dy + i * size, x + i * size, min(BLOCK, n - i), m, r, g, ahead)
         s1 += a
         s2 += b
     return s1, s2
 
 
 @inline
-def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any) -> Any:
+def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any) -> Any:
     """The same over a whole run."""
     s1, s2 = 0.0, 0.0
     size = width(T)
     for i in range(0, n, SPAN):
-        a, b = sum_span(T, dy + i * size, x + i * size, min(SPAN, n - i), m, r, g)
+        a, b = sum_span(T, dy + i * size, x + i * size, min(SPAN, n - i), m, r, g, ahead)
         s1 += a
         s2 += b
     return s1, s2

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite.binding import get_host_cpu_name
-
 from .._native import inline
 from .._workers import _get
 from .layout import Axis
-
-#: Zen's own prefetchers are better left alone in float32: 65536x512 takes 8.1 to 8.3 ms, with memory asked for ahead
-#: 8.4 to 8.8 (PyTorch 8.0 to 8.1). A Xeon takes 11.4, and 10.7 with it; both need it in 16 bits (here 4.1, not 4.6).
-ON_ZEN = get_host_cpu_name().startswith("znver")
 
 
 @inline

@@ -8,12 +8,12 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy, unpack
-from .._formats import TAGS
+from .._formats import ON_ZEN, TAGS
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up, reduce_columns, task_columns
 from .._views import AHEAD
-from .axes import ON_ZEN, in_bytes
+from .axes import in_bytes
 from .layout import Axis
 from .pixels import pixel_sums, repeat_means
 from .planes import plane_sums, small_plane_sums
@@ -69,8 +69,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             )  # fmt: skip
         else:
             program.job(
-                plane_sums(T), tasks, elements, *planes, tiling.pieces, prod(axis.size for axis in inner), len(outer),
-                len(inner), *in_bytes(outer, size), *in_bytes(inner, size),
+                plane_sums(T), tasks, elements, *planes, tiling.pieces, prod(axis.size for axis in inner),
+                0 if ON_ZEN else tiling.ahead, len(outer), len(inner), *in_bytes(outer, size), *in_bytes(inner, size),
             )  # fmt: skip
         sums, apart, step = partials, pad * 8, 2 * pad * 8
     results = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._formats import ON_ZEN
 from .._native import inline, kernel
 from .._places import leave_place, take_place
 from .._simd import (
@@ -27,7 +28,7 @@ from .._simd import (
 )
 from .._sums import clear, sum_run
 from .._views import AHEAD, PIXEL_ROWS
-from .axes import ON_ZEN, offset
+from .axes import offset
 from .tiling import PIECE
 
 
@@ -41,7 +42,7 @@ def _add_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
 
 
 @inline
-def _sum_rows(T: Any, dy: Any, x: Any, axes: Any, count: Any, rows: Any, n: Any, m: Any) -> Any:
+def _sum_rows(T: Any, dy: Any, x: Any, axes: Any, count: Any, rows: Any, n: Any, m: Any, ahead: Any) -> Any:
     """Sums of dy and dy * (x - mean) over a channel's runs of n elements, where gaps lie between them.
 
     Those of short runs stay in lanes from run to run, up to PIXEL_ROWS vectors, before they are added up.
@@ -51,7 +52,7 @@ def _sum_rows(T: Any, dy: Any, x: Any, axes: Any, count: Any, rows: Any, n: Any,
     if vectors > PIXEL_ROWS // 2:
         for row in range(rows):
             to_dy, to_x = offset(axes, count, row)
-            a, b = sum_run(T, dy + to_dy, x + to_x, n, m, None, None)
+            a, b = sum_run(T, dy + to_dy, x + to_x, n, m, None, None, ahead)
             s1, s2 = s1 + a, s2 + b
         return s1, s2
     together, mean = PIXEL_ROWS // vectors, splat(m)
@@ -71,9 +72,9 @@ def plane_sums(T: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_c, x, x_c, mean, sums, pad, samples, channels, n, task_samples, task_channels, pieces, rows,
-            outer_axes, inner_axes,
-        ) = words(args, 16)  # fmt: skip
-        outer, inner = args + 16 * 8, args + 16 * 8 + outer_axes * 24
+            ahead, outer_axes, inner_axes,
+        ) = words(args, 17)  # fmt: skip
+        outer, inner = args + 17 * 8, args + 17 * 8 + outer_axes * 24
         blocks = (channels + task_channels - 1) // task_channels
         row, first = task // blocks, task % blocks * task_channels
         last = min(channels, first + task_channels)
@@ -86,9 +87,9 @@ def plane_sums(T: Any) -> Any:
             for c in range(first, last):
                 m = load_one(mean + c * 4)
                 if rows == 1:
-                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, count, m, None, None)
+                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, count, m, None, None, ahead)
                 else:
-                    s1, s2 = _sum_rows(T, d + c * dy_c, p + c * x_c, inner, inner_axes, rows, count, m)
+                    s1, s2 = _sum_rows(T, d + c * dy_c, p + c * x_c, inner, inner_axes, rows, count, m, ahead)
                 _add_sums(place + c * 8, pad, sample == start, s1, s2)
 
     return run

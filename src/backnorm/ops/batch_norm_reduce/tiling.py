@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import joined
-from .._views import AHEAD, IN_L2_BYTES, PAGE, PIXEL_ROWS, Parts, Places, row_step, task_elements
+from .._views import AHEAD, CACHED_BYTES, IN_L2_BYTES, PAGE, PIXEL_ROWS, Parts, Places, row_step, task_elements
 from .layout import Layout, lay_out
 
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
@@ -18,9 +18,10 @@ LARGEST_SMALL_PLANE = 64
 #: pieces too short for the prefetchers: 0.9 of the probe's speed.
 TABLE_CHANNELS = 1024
 
-#: Pixels of no more bytes may in part be in the L3 cache, and are asked for further ahead: 2x128x3364 in float32 takes
-#: 79 instead of 87 microseconds, 8x256x784 214 instead of 250. Larger ones lose 1 to 3 % by it.
-CACHED_BYTES, AHEAD_IN_CACHE = 16 << 20, 8192
+#: Pixels that may in part be in the L3 cache are asked for further ahead: 2x128x3364 in float32 takes 79 instead of 87
+#: microseconds, 8x256x784 214 instead of 250. Larger ones lose 1 to 3 % by it. Planes are not asked for there: 3 to 5 %
+#: faster on a Xeon.
+AHEAD_IN_CACHE = 8192
 #: Rows of so many bytes or more are summed by fours too: their sums fit no L1 cache (5000x4000 takes 5.0 instead of 6.0
 #: ms, in bfloat16 2.8 instead of 3.4). Shorter ones are no streams then (20000x1000 in bfloat16: 2.5 instead of 1.7).
 WIDE_ROW_BYTES = 5 << 10
@@ -43,10 +44,11 @@ class Tiling(NamedTuple):
     task_channels: int
     #: Small planes: samples summed in float32, lane by lane; else 0.
     samples_together: int
-    #: Pixels: chunks of a sample, and of a task; bytes ahead that are asked for; whether rows are summed by fours.
+    #: Bytes ahead that are asked for.
+    ahead: int
+    #: Pixels: chunks of a sample, and of a task; whether rows are summed by fours.
     chunks: int
     task_chunks: int
-    ahead: int
     fours: bool
     #: Places in the workspace: sums of the tasks, float64, [task][2][channel or column], for pixels after float32 ones
     #: of the chunk at hand; means of a row; totals of its columns; results to be scattered; small planes' sums.
@@ -85,9 +87,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         desc = call.values[name]
         if desc.dtype != F32 or row_step(desc, 1, channels) is None:
             converted[name] = parts.take(channels * 4)
-    size = task_elements(call.input.numel)
+    size, inputs = task_elements(call.input.numel), 2 * call.input.numel * width
     pieces, together, tables = 1, 1, Places(0, 0, 0)
-    task_channels, samples_together, chunks, task_chunks, ahead, fours = 0, 0, 0, 0, 0, False
+    task_channels, samples_together, chunks, task_chunks, fours = 0, 0, 0, 0, False
     if layout.pixels:
         together = joined(run.dy == run.x == channels, channels, run.size)
         cols = together * channels
@@ -95,7 +97,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
         most = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
         task_chunks, task_samples = min(chunks, most), max(1, most // chunks)
-        inputs = 2 * call.input.numel * width
         ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
         apart = run.dy * together * width % PAGE and run.x * together * width % PAGE
         fours = bool(apart) and (inputs <= IN_L2_BYTES or cols * width >= WIDE_ROW_BYTES)
@@ -103,6 +104,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         partials = parts.take(tasks * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
     else:
+        ahead = AHEAD if inputs > CACHED_BYTES else 0
         image = rows * min(PIECE, run.size)
         pieces = -(-run.size // PIECE)
         samples *= pieces
@@ -122,6 +124,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if row_step(call.values[name], 1, channels) is None
     }
     return Tiling(
-        channels, layout, samples, pieces, together, converted, task_samples, task_channels, samples_together, chunks,
-        task_chunks, ahead, fours, partials, table, totals, scattered, tables, parts.bytes,
+        channels, layout, samples, pieces, together, converted, task_samples, task_channels, samples_together, ahead,
+        chunks, task_chunks, fours, partials, table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

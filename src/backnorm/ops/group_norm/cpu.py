@@ -7,7 +7,7 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
-from .._formats import TAGS
+from .._formats import ON_ZEN, TAGS
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up
@@ -43,6 +43,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name, count in (("mean", n * groups), ("rstd", n * groups), ("gamma", channels))
     )
     T, elements, pad = TAGS[call.input.dtype], n * channels * hw, padded(channels) * 8
+    sums_ahead = 0 if ON_ZEN else tiling.sums_ahead
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
 
     if images.pixels and not tiling.as_rows:
@@ -81,12 +82,13 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         program.job(
             whole_planes(T, wants_dx), -(-n * groups // tiling.per_task), elements, *inputs,
             *output, mean, rstd, gamma, sums, pad, n * groups, groups, width_g, hw, tiling.per_task, tiling.ahead,
+            sums_ahead,
         )  # fmt: skip
     else:
         spans, per, tasks = tiling.spans, tiling.per_split_task, tiling.split_tasks
         group_sums, shape_g = Place(WORKSPACE, tiling.group_sums), (groups, width_g, hw, spans)
         sweeps = [
-            (split_planes_sums(T), program.arguments(*inputs, mean, rstd, partials, *shape_g, per), tasks),
+            (split_planes_sums(T), program.arguments(*inputs, mean, rstd, partials, *shape_g, per, sums_ahead), tasks),
             (
                 split_planes_groups(T),
                 program.arguments(*inputs, mean, rstd, gamma, partials, sums, pad, group_sums, *shape_g),

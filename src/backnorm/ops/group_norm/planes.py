@@ -89,10 +89,10 @@ def _weighed_terms(
 ) -> Any:
     """A channel's share of its group's sums, term by term: of a run (planes), or an element of each row (pixels)."""
     if run != 1:
-        return sum_run(T, dy, x, run, m, r, g)
+        return sum_run(T, dy, x, run, m, r, g, 0)
     t1, t2 = 0.0, 0.0
     for i in range(rows):
-        a, b = sum_block(T, dy + i * dy_step, x + i * x_step, 1, m, r, g)
+        a, b = sum_block(T, dy + i * dy_step, x + i * x_step, 1, m, r, g, 0)
         t1 += a
         t2 += b
     return t1, t2
@@ -129,8 +129,8 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, sums, pad, tasks, groups, width_g,
-            hw, per, ahead,
-        ) = words(args, 21)  # fmt: skip
+            hw, per, ahead, sums_ahead,
+        ) = words(args, 22)  # fmt: skip
         size = np.float64(width_g) * np.float64(hw)
         streamed = streamed if dx % width(T) == 0 else 0
         n, first = task * per // groups, task * per % groups * width_g
@@ -144,7 +144,7 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
                 sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, 8, pad, False)
             else:
                 for c in range(width_g):
-                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None)
+                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None, sums_ahead)
                     store_double(place + c * 8, s1)
                     store_double(place + pad + c * 8, s2)
             if wants_dx:
@@ -184,7 +184,7 @@ def split_planes_sums(T: Any) -> Any:
     """Some spans of a group a task, into span_sums[sample][channel][span]."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, groups, width_g, hw, spans, per = words(args, 14)
+        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, groups, width_g, hw, spans, per, ahead = words(args, 15)
         channels, size = groups * width_g, width(T)
         first, stop = _items(task, width_g * spans, per)
         n, c, start = _span(first, spans, channels)
@@ -197,7 +197,7 @@ def split_planes_sums(T: Any) -> Any:
         for item in range(first, stop):
             at = start * size
             s1, s2 = sum_span(
-                T, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, min(SPAN, hw - start), m, r, None
+                T, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, min(SPAN, hw - start), m, r, None, ahead
             )
             store_double(span_sums + item * 16, s1)
             store_double(span_sums + item * 16 + 8, s2)
