@@ -14,10 +14,13 @@ import backnorm
 from backnorm import threads
 from backnorm.accuracy import EPS, excess, relative_error
 from backnorm.datatypes import BF16, F16, F32, itemsize
+from backnorm.ops import OPS
 from backnorm.ops._views import Parts
 from backnorm.ops.batch_norm_reduce import reference as bn
 from backnorm.ops.batch_norm_reduce.layout import Axis, lay_out
-from backnorm.spec import TensorDesc
+from backnorm.ops.batch_norm_reduce.tiling import tile
+from backnorm.products import PRODUCTS
+from backnorm.spec import Call, TensorDesc
 
 DTYPES = {F32: np.float32, F16: np.float16, BF16: ml_dtypes.bfloat16}
 
@@ -114,6 +117,30 @@ def test_sums_of_terms_that_are_all_alike(view: str, dtype: Any) -> None:
     golden = bn.reference({"gradOut": dy, "input": x, "mean": mean, "invstd": invstd})
     for result, name in zip(backnorm.batch_norm_backward_reduce(dy, x, mean, invstd), golden):
         assert relative_error(result, golden[name]) <= 8 * EPS, name
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "tasks", "share"),
+    [
+        ((64, 3, 66, 66), (0, 1, 2, 3), 12, 0.1), ((3, 64, 66, 66), (1, 0, 2, 3), 12, 0.1),
+        ((64, 18, 4, 512), (0, 3, 1, 2), 12, 0.5), ((8, 6, 4, 4096), (0, 3, 1, 2), 3, 0.5),
+    ],
+)  # fmt: skip
+def test_crops_are_work_for_many_threads_and_need_little_memory(
+    shape: tuple[int, ...], axes: tuple[int, ...], tasks: int, share: float
+) -> None:
+    """Few channels with many runs of each; and runs of two pixels, of which a task has many."""
+    view = np.zeros(shape, np.float32).transpose(axes)[..., 1:-1, 1:-1]
+    desc = TensorDesc(view.shape, F32, tuple(stride // 4 for stride in view.strides))
+    small = TensorDesc(view.shape[1:2], F32, (1,))
+    values = {"gradOut": desc, "input": desc, "mean": small, "invstd": small, "weight": None}
+    values |= dict.fromkeys(("sumDy", "sumDyXmu", "gradWeight", "gradBias"), small)
+    values |= dict.fromkeys(("inputG", "weightG", "biasG"), True)
+    outputs = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
+    tiling = tile(Call(OPS["batch_norm_backward_reduce"], values, PRODUCTS["Any"]), outputs)
+    found = tiling.pixel_tasks if tiling.layout.pixels else tiling.sample_tasks
+    assert tasks <= found <= 128
+    assert tiling.workspace_bytes <= share * view.size * 4
 
 
 def test_long_runs_are_work_for_several_threads() -> None:

@@ -753,6 +753,41 @@ def test_batch_norm_accuracy(gradient: str, n: int, c: int, hw: int, pixels: boo
         assert excess(result, golden[name], terms[name]) <= 1, name
 
 
+@pytest.mark.parametrize(
+    ("c", "hw", "group", "pixels"),
+    [
+        (1, 368, 1, False), (1, 384, 1, False), (1, 1024, 1, False), (16, 48, 1, False), (48, 24, 2, True),
+        (48, 40, 2, True), (8, 49, 1, False), (12, 25, 1, True),
+    ],
+)  # fmt: skip
+def test_group_norm_of_elements_that_are_all_alike(c: int, hw: int, group: int, pixels: bool) -> None:
+    """Every rounding of a sum goes the same way; far from the mean, x_hat adds its own."""
+    n, rng = 3000, np.random.default_rng(0)
+    dy, x = (np.full((n, c, hw), 1, np.float32) * _of_each(rng, n, *span) for span in ((0.5, 1.5), (-5, 5)))
+    if pixels:
+        dy, x = (np.ascontiguousarray(array.transpose(0, 2, 1)).transpose(0, 2, 1) for array in (dy, x))
+    mean, rstd = (np.repeat(_of_each(rng, n, *span)[:, 0], group, axis=1) for span in ((-45, -35), (0.5, 2)))
+    call = {"gradOut": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": None}
+    call |= {"N": n, "C": c, "HxW": hw, "group": group}
+    result = backnorm.group_norm_backward(dy, x, mean, rstd, None, n, c, hw, group)[0]
+    assert excess(result, gn.reference(call)["gradInput"], gn.terms(call)["gradInput"]) <= 1
+
+
+@pytest.mark.parametrize("cols", [64, 512, 640, 768, 769, 2000])
+def test_layer_norm_of_elements_that_are_all_alike(cols: int) -> None:
+    n, rng = 3000, np.random.default_rng(0)
+    dy, x = (np.full((n, cols), 1, np.float32) * _of_each(rng, n, *span)[:, 0] for span in ((0.5, 1.5), (-5, 5)))
+    mean, rstd = (_of_each(rng, n, *span)[:, 0] for span in ((-45, -35), (0.5, 2)))
+    call = {"gradOut": dy, "input": x, "normalizedShape": (cols,), "mean": mean, "rstd": rstd, "weightOptional": None}
+    result = backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd)[0]
+    assert excess(result, ln.reference(call)["gradInputOut"], ln.terms(call)["gradInputOut"]) <= 1
+
+
+def _of_each(rng: np.random.Generator, samples: int, low: float, high: float) -> Any:
+    """A number for each sample."""
+    return rng.uniform(low, high, (samples, 1, 1)).astype(np.float32)
+
+
 def test_bfloat16_weight_gradients_are_right_where_torch_is_not() -> None:
     rows, cols = 4096, 64
     dy, x = _arrays((rows, cols), "bfloat16")

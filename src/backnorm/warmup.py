@@ -28,6 +28,8 @@ def work() -> Iterator[Callable[[], object]]:
             yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)
     for dtype, image in itertools.product(_TYPES, ((), (3,), (100,))):  # pixels, small and larger planes
         yield partial(_batch_norm, NUMPY[dtype], (2, 4, *image))
+    for dtype in _TYPES:  # views that are copied
+        yield partial(_batch_norm, NUMPY[dtype], (2, 4, 6), 2)
     for dtype, pixels in itertools.product(_TYPES, (False, True)):
         yield partial(_channels, dtype, pixels)
     yield _calls_of_torch
@@ -52,8 +54,8 @@ def _group_norm(dtype: object, sizes: tuple[int, int, int, int], pixels: bool, m
     functional.group_norm_backward(x, x, ones, ones, None, samples, channels, image, groups, mask)
 
 
-def _batch_norm(dtype: object, shape: tuple[int, ...]) -> None:
-    x = np.ones(shape, dtype)  # type: ignore[call-overload]
+def _batch_norm(dtype: object, shape: tuple[int, ...], step: int = 1) -> None:
+    x = np.ones(shape, dtype)[..., ::step]  # type: ignore[call-overload]
     functional.batch_norm_backward_reduce(x, x, np.ones(4, np.float32), np.ones(4, np.float32))
 
 

@@ -27,6 +27,7 @@ from ._simd import (
     sum_lanes,
     width,
 )
+from ._views import ROW_BLOCK
 
 #: Columns of a row whose sums are made before dx of as many of the other. Without AVX-512 a vector takes two registers,
 #: and there are too few for both at once: rows in the caches took 1.05 to 1.3 times as long. But where float32 goes
@@ -143,15 +144,17 @@ def sweep(
 ) -> Any:  # fmt: skip
     """Up to LONGEST_BLOCK columns of this row, from the cache: dx = rstd * (wdy - c1 - x_hat * c2), onto a run, and
     dy * x_hat and dy onto the column sums. And of the following row, from memory: the sums of wdy and wdy * x_hat; two
-    vectors of each take turns. Both together, so that memory is read and written all the time. Returns the sums and the
-    run. What lies `ahead` bytes after the following row is asked for; without a following row, next_dy and next_x
-    themselves are."""
+    vectors of each take turns, and begin anew after ROW_BLOCK columns. Both together, so that memory is read and
+    written all the time. Returns the sums and the run. What lies `ahead` bytes after the following row is asked for;
+    without a following row, next_dy and next_x themselves are."""
     size, zero = width(T), splat(np.float32(0))
     mean, rstd = splat(m), splat(r)
-    a0, a1, b0, b1 = zero, zero, zero, zero
+    a0, a1, b0, b1, a, b = zero, zero, zero, zero, zero, zero
     alternate = STRIP == 32 or (size == 4 and dx[0] != 0)
     c = 0
     while c + 32 <= n:
+        if c == ROW_BLOCK:  # more additions would be too many roundings
+            a, b, a0, a1, b0, b1 = add(a0, a1), add(b0, b1), zero, zero, zero, zero
         if alternate:
             end = c + 32
             a0, b0, a1, b1, dx = _strip(
@@ -175,7 +178,8 @@ def sweep(
         if this:
             dx = _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx, sums + 2 * k, count, f)
         c += 16
-    return np.float64(sum_lanes(add(a0, a1))), np.float64(sum_lanes(add(b0, b1))), dx
+    s, q = sum_lanes(add(a, add(a0, a1))), sum_lanes(add(b, add(b0, b1)))
+    return np.float64(s), np.float64(q), dx
 
 
 @inline

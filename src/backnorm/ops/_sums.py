@@ -19,7 +19,6 @@ from ._simd import (
     fma,
     keep,
     load,
-    load_double,
     load_line,
     load_one,
     load_part,
@@ -121,12 +120,13 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any)
 @inline
 def sum_planes(
     T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, channels: Any, hw: Any, m: Any, r: Any, sums: Any, step: Any,
-    apart: Any, onto: Any,
+    apart: Any,
 ) -> Any:  # fmt: skip
     """Sums of dy and dy * x_hat over planes of up to LARGEST_LANES elements, in float64, `step` bytes from channel to
-    channel, those of dy * x_hat `apart` bytes further; onto what is there, or in its place.
+    channel, those of dy * x_hat `apart` bytes further.
 
-    The lanes of 16 planes are added up together: of 49 elements that is half of what a plane takes otherwise.
+    Two vectors of sums take turns. The lanes of 16 planes are added up together: of 49 elements that is half of what a
+    plane takes otherwise.
     """
     one, lanes = np.float32(0), scratch(16 * 128)
     mean, rstd, size = splat(m), splat(r), width(T)
@@ -134,25 +134,27 @@ def sum_planes(
         count = min(16, channels - first)
         for i in range(count):
             d, p = dy + (first + i) * dy_c, x + (first + i) * x_c
-            a, b = splat(one), splat(one)
-            for _ in range(hw // 16):
+            a, b, c, e = splat(one), splat(one), splat(one), splat(one)
+            for _ in range(hw // 32):
+                wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
+                a, b = add(a, wdy), fma(wdy, x_hat, b)
+                wdy, x_hat = _terms(T, d + 16 * size, p + 16 * size, 16, mean, rstd, None)
+                c, e, d, p = add(c, wdy), fma(wdy, x_hat, e), d + 32 * size, p + 32 * size
+            if hw % 32 >= 16:
                 wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
                 a, b, d, p = add(a, wdy), fma(wdy, x_hat, b), d + 16 * size, p + 16 * size
             if hw % 16 > 0:
                 wdy, x_hat = _terms(T, d, p, hw % 16, mean, rstd, None)
-                a, b = add(a, wdy), fma(wdy, x_hat, b)
-            store(one, lanes + i * 128, a)
-            store(one, lanes + i * 128 + 64, b)
+                c, e = add(c, wdy), fma(wdy, x_hat, e)
+            store(one, lanes + i * 128, add(a, c))
+            store(one, lanes + i * 128 + 64, add(b, e))
         s1, s2 = sum_lanes_of_16(lanes, 128), sum_lanes_of_16(lanes + 64, 128)
         store(one, lanes, s1)
         store(one, lanes + 64, s2)
         for i in range(count):
             place = sums + (first + i) * step
-            s1, s2 = np.float64(load_one(lanes + i * 4)), np.float64(load_one(lanes + i * 4 + 64))
-            if onto:
-                s1, s2 = s1 + load_double(place), s2 + load_double(place + apart)
-            store_double(place, s1)
-            store_double(place + apart, s2)
+            store_double(place, np.float64(load_one(lanes + i * 4)))
+            store_double(place + apart, np.float64(load_one(lanes + i * 4 + 64)))
 
 
 @inline
@@ -160,7 +162,7 @@ def sum_columns(
     T: Any, dy: Any, dy_step: Any, x: Any, x_step: Any, rows: Any, cols: Any, last: Any, means: Any, rstds: Any,
     sums: Any, ahead: Any, fours: Any,
 ) -> Any:  # fmt: skip
-    """float32 sums of dy and dy * x_hat down up to PIXEL_ROWS rows, of which the last one ends after `last` columns.
+    """float32 sums of dy and dy * x_hat down some rows, of which the last one ends after `last` columns.
 
     Row after row: several at a time are no streams a prefetcher follows (20 against 33 GB/s for rows of 1 KiB on two
     cores of a Zen 4). But `fours` of them where the caches have them.

@@ -13,8 +13,8 @@ from ..spec import Shape, TensorDesc
 #: of which the bound allows 8.
 BLOCK, SPAN, CHUNK_ROWS, PIXEL_ROWS = 1024, 8192, 24, 24
 
-#: Elements of planes that are summed lane by lane, 16 planes at a time: no lane has more than PIXEL_ROWS of them.
-LARGEST_LANES = 16 * PIXEL_ROWS
+#: Elements of planes that are summed lane by lane, 16 planes at a time, in two vectors of sums, 12 additions each.
+LARGEST_LANES = 2 * 12 * 16
 
 #: Rows, LayerNorm's and those that are GroupNorm's small groups: columns that are summed in float32, where a row has no
 #: more, and where it has.

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     #: Around the channels; and around the run of planes, within a channel.
     outer: list[Axis]
     inner: list[Axis]
-    #: Planes: contiguous elements of one channel. Pixels: rows of channels.
+    #: The innermost axis that is summed over. Planes: contiguous elements of one channel. Pixels: rows of channels.
     run: Axis
 
 
@@ -47,6 +47,7 @@ def lay_out(dy: TensorDesc, x: TensorDesc, parts: Parts) -> Layout:
     packed: dict[str, Packed] = {}
 
     def pack(name: str, desc: TensorDesc) -> Shape:
+        """Both in the order of input's axes, so that they fit together."""
         strides = _dense(desc.shape, _order(x.strides))
         packed[name] = Packed(parts.take(desc.numel * itemsize(desc.dtype)), strides)
         return strides
@@ -82,7 +83,7 @@ def _arrange(shape: Sequence[int], dy: Sequence[int], x: Sequence[int]) -> Layou
     axes = [Axis(*axis) for axis in summed]
     channel = Axis(shape[1], dy[1], x[1]) if shape[1] > 1 else Axis(1, 1, 1)
     last = axes[-1] if axes else Axis(1, 1, 1)
-    if last.x == 1 and (axes or channel.size == 1 or channel.x != 1):
+    if last.x == 1 and (axes or channel.size == 1 or channel.x != 1):  # one row of pixels alone is no plane
         if last.dy != 1:
             return None
         outside = [abs(axis.x) >= abs(channel.x) or axis.x == 0 for axis in axes[:-1]]

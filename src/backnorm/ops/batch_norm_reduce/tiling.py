@@ -25,6 +25,8 @@ AHEAD_IN_CACHE = 8192
 #: Rows of so many bytes or more are summed by fours too: their sums fit no L1 cache (5000x4000 takes 5.0 instead of 6.0
 #: ms, in bfloat16 2.8 instead of 3.4). Shorter ones are no streams then (20000x1000 in bfloat16: 2.5 instead of 1.7).
 WIDE_ROW_BYTES = 5 << 10
+#: Planes with gaps inside are divided until there are so many, to be work for many threads.
+FEWEST_PLANES = 64
 #: Runs are summed in pieces of so many elements, so that a few long ones are work for many threads.
 PIECE = 1 << 16
 
@@ -81,6 +83,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     channels, width = call.input.shape[1], itemsize(call.input.dtype)
     parts = Parts()
     layout = lay_out(call.gradOut, call.input, parts)
+    while layout.inner and channels * prod(axis.size for axis in layout.outer) < FEWEST_PLANES:
+        first, *inner = layout.inner
+        layout = layout._replace(outer=[*layout.outer, first], inner=inner)
     run, samples, rows = layout.run, prod(axis.size for axis in layout.outer), prod(axis.size for axis in layout.inner)
     converted = {}
     for name in ("mean", *(["invstd"] if "gradWeight" in writes else [])):
@@ -95,7 +100,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         cols = together * channels
         chunks = -(-run.size // (PIXEL_ROWS * together))
         # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
-        most = max(1, max(size, min(1 << 20, call.input.numel // 32)) // (PIXEL_ROWS * cols))
+        # And of PIXEL_ROWS or more: the sums of fewer would be larger than what they are of.
+        rows_of_chunk = min(PIXEL_ROWS, -(-run.size // together))
+        elements = max(size, min(1 << 20, call.input.numel // 32))
+        most = max(-(-PIXEL_ROWS // rows_of_chunk), elements // (rows_of_chunk * cols))
         task_chunks, task_samples = min(chunks, most), max(1, most // chunks)
         ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
         apart = run.dy * together * width % PAGE and run.x * together * width % PAGE

@@ -50,23 +50,15 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
             Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks,
-            tiling.together,
+            tiling.together, tiling.ahead, tiling.fours,
         )  # fmt: skip
         if tiling.split:
-            by_chunk = program.arguments(*shared, tiling.per_split_task, tiling.ahead, tiling.fours), tiling.split_tasks
-            by_sample = program.arguments(*shared, 1, tiling.ahead, tiling.fours), 1
+            by_chunk = program.arguments(*shared, tiling.per_split_task), tiling.split_tasks
+            by_sample = program.arguments(*shared, 1), 1
             steps = zip((1, 2, 3, 4) if wants_dx else (1, 2, 3), (by_sample, by_chunk) * 2)
             _by_batches(program, tiling, n, elements, [(pixels(T, wants_dx, step), *rest) for step, rest in steps])
         else:
-            program.job(
-                pixels(T, wants_dx, 0),
-                -(-n // tiling.per_task),
-                elements,
-                *shared,
-                tiling.per_task,
-                tiling.ahead,
-                tiling.fours,
-            )
+            program.job(pixels(T, wants_dx, 0), -(-n // tiling.per_task), elements, *shared, tiling.per_task)
     elif tiling.as_rows:
         (dy, dy_n, dy_c, x, x_n, x_c), (dx, dx_n, dx_c, streamed) = inputs, output
         ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)

@@ -141,7 +141,7 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
             d, p = dy + n * dy_n + first * dy_c, x + n * x_n + first * x_c
             place = sums + n * 2 * pad + first * 8
             if hw <= LARGEST_LANES:
-                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, 8, pad, False)
+                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, 8, pad)
             else:
                 for c in range(width_g):
                     s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None, sums_ahead)
@@ -192,7 +192,7 @@ def split_planes_sums(T: Any) -> Any:
         m, r = load_one(mean + group), load_one(rstd + group)
         if hw <= LARGEST_LANES:
             d, p = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c
-            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 16, 16, 8, False)
+            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 16, 16, 8)
             return
         for item in range(first, stop):
             at = start * size

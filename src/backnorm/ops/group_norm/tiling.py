@@ -12,7 +12,6 @@ from .._views import (
     CACHED_BYTES,
     IN_L2_BYTES,
     PAGE,
-    PIXEL_ROWS,
     SPAN,
     Parts,
     Places,
@@ -27,6 +26,9 @@ FEWEST_TASKS = 16
 #: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
 #: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
 BATCH_BYTES = 2 << 20
+#: Rows of pixels that are summed in float32. Of 24 that are all alike, BatchNorm's number, one in 20000 makes a dx that
+#: is off by more than its bound: that has other roundings too.
+SUMMED_ROWS = 20
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long.
 LONGEST_AHEAD = 32 << 10
 #: Contiguous groups are rows where that is faster: planes with images of at most LARGEST_IMAGE elements, whose fixed
@@ -144,7 +146,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
         streamed = contiguous and worth_streaming(n * channels * hw, size, SIXTEEN_BITS_WORTH)
-    chunks, spans = -(-hw // (PIXEL_ROWS * together)), -(-hw // SPAN)
+    chunks, spans = -(-hw // (SUMMED_ROWS * together)), -(-hw // SPAN)
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
     tables = Places(0, 0, 0)
     if _are_rows(images, groups, group_channels, hw):
@@ -173,10 +175,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     }
     apart = all(step * together * size % PAGE for _, step in images.steps.values())
     inputs = 2 * n * channels * hw * size
-    fours = images.pixels and apart and inputs <= IN_L2_BYTES
+    fours = images.pixels and apart and inputs <= IN_L2_BYTES and not streamed
     # On a Xeon 32 x 256 x 3136 in bfloat16 takes 5.9 instead of 6.7 ms by it; smaller ones lose up to 3 %.
     sums_ahead = AHEAD if inputs > CACHED_BYTES else 0
-    items, item = (chunks, PIXEL_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
+    items, item = (chunks, SUMMED_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
     per_split_task = max(1, task // item)
     return Tiling(
         n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, row_tasks,
