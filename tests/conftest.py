@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backnorm import acl
+from backnorm import acl, threads
 from backnorm.acl.runtime import runtime
 
 settings.register_profile(
@@ -29,3 +29,12 @@ def default_product() -> Iterator[None]:
     """Tests that choose a product leave none behind."""
     yield
     runtime._chosen_soc = None
+
+
+@pytest.fixture
+def small_work_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Among as many threads as a test asks for; afterwards there are as many as before."""
+    before = threads._num_threads
+    monkeypatch.setattr(threads, "_ELEMENTS_A_THREAD", 1)
+    yield
+    threads._num_threads = before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import threads
 from backnorm.accuracy import EPS, excess, relative_error
 from backnorm.datatypes import BF16, F16, F32, itemsize
 from backnorm.ops import OPS
@@ -25,12 +24,7 @@ from backnorm.spec import Call, TensorDesc
 DTYPES = {F32: np.float32, F16: np.float16, BF16: ml_dtypes.bfloat16}
 
 
-@pytest.fixture(autouse=True)
-def restore_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = threads._num_threads
-    monkeypatch.setattr(threads, "_ELEMENTS_A_THREAD", 1)  # small work too is shared out
-    yield
-    threads._num_threads = before
+pytestmark = pytest.mark.usefixtures("small_work_is_shared_out")
 
 
 def _inside(memory: np.ndarray) -> np.ndarray:

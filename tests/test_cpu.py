@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,13 @@ from backnorm.spec import Call, tensor
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-@pytest.fixture(autouse=True)
-def restore_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = threads._num_threads
-    monkeypatch.setattr(threads, "_ELEMENTS_A_THREAD", 1)  # small work too is shared out
-    yield
-    threads._num_threads = before
+pytestmark = pytest.mark.usefixtures("small_work_is_shared_out")
+
+
+def forget_plans() -> None:
+    """So that changed numbers of a tiling count."""
+    functional.kind_of_call.cache_clear()
+    plan._make_plan.cache_clear()
 
 
 def _arrays(shape: tuple[int, ...], dtype: str, seed: int = 0) -> tuple[Any, Any]:
@@ -184,11 +185,9 @@ def test_the_same_bits_at_any_alignment() -> None:
 def test_the_same_bits_past_the_caches(call: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = bits(CALLS[call](dtype))
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert bits(CALLS[call](dtype)) == expected
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
 
 
 @pytest.mark.parametrize("shift", [0, 1, 4, 60])
@@ -217,13 +216,11 @@ def test_the_same_bits_where_threads_wait_for_a_place(places: int, monkeypatch: 
     calls = ("gn 7x7", "gn 7x7, many channels", "gn samples of pixels", "bn planes", "bn tiny planes")
     expected = [bits(CALLS[call]("bfloat16")) for call in calls]
     monkeypatch.setattr(_views, "MOST_PLACES", places)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     for count in (2, 7, 20):
         backnorm.set_num_threads(count)
         assert [bits(CALLS[call]("bfloat16")) for call in calls] == expected
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
@@ -244,11 +241,9 @@ def test_the_same_bits_row_by_row(call: str, dtype: str, monkeypatch: pytest.Mon
     expected = bits(CALLS[call](dtype))
     for tiling in (gn_tiling, bn_tiling):
         monkeypatch.setattr(tiling, "IN_L2_BYTES", 0)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert bits(CALLS[call](dtype)) == expected
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
 
 
 @pytest.mark.parametrize("call", ["gn large groups", "gn large pixels"])
@@ -256,11 +251,9 @@ def test_the_same_bits_batch_by_batch(call: str, monkeypatch: pytest.MonkeyPatch
     """Split groups and samples: all in one sweep, and one after the other."""
     expected = bits(CALLS[call]("float32"))
     monkeypatch.setattr(gn_tiling, "BATCH_BYTES", 1)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert bits(CALLS[call]("float32")) == expected
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
 
 
 GROUP_NORMS = {
@@ -286,8 +279,7 @@ def test_group_norms_bits_at_any_alignment(name: str, dtype: str, monkeypatch: p
     for least in (None, 0):
         if least is not None:
             monkeypatch.setattr(_views, "STREAMED_BYTES", least)
-        functional.kind_of_call.cache_clear()
-        plan._make_plan.cache_clear()
+        forget_plans()
         for shift in (0, x.itemsize, 32, 60, 64 - x.itemsize, 1):  # in bytes; the last is no multiple of an element
             memory = [np.full(x.nbytes + 2 * room, 0xA5, np.uint8) for _ in "dxo"]
             starts = [-m.ctypes.data % 64 + 64 + shift for m in memory]
@@ -299,8 +291,7 @@ def test_group_norms_bits_at_any_alignment(name: str, dtype: str, monkeypatch: p
             seen.add(bits((moved[2], *out[1:])))
             assert (memory[2][: starts[2]] == 0xA5).all()
             assert (memory[2][starts[2] + x.nbytes :] == 0xA5).all()
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert len(seen) == 1
 
 
@@ -314,8 +305,7 @@ def test_group_norm_in_place(name: str, past_caches: bool, monkeypatch: pytest.M
     mean, rstd = (rng.standard_normal((n, group)).astype(np.float32) for _ in "mr")
     w = rng.standard_normal(c).astype(np.float32)
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0 if past_caches else 1 << 30)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     results = []
     for target in (None, 0, 1):
         images = [array.copy() for array in arrays]
@@ -323,8 +313,7 @@ def test_group_norm_in_place(name: str, past_caches: bool, monkeypatch: pytest.M
         out = None if target is None else (images[target], np.empty(c, np.float32), np.empty(c, np.float32))
         done = backnorm.group_norm_backward(*images, mean, rstd, w, n, c, hw, group, out=out)
         results.append(bits((done[0].astype(np.float32), *done[1:])))
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert len(set(results)) == 1
 
 
@@ -346,8 +335,7 @@ def test_pixels_with_gaps_between_them(c: int, group: int, dtype: str, monkeypat
     seen = set()
     for least, gaps in itertools.product((1 << 30, 0), itertools.product((False, True), repeat=3)):
         monkeypatch.setattr(_views, "STREAMED_BYTES", least)
-        functional.kind_of_call.cache_clear()
-        plan._make_plan.cache_clear()
+        forget_plans()
         plain = (dy, x, np.full_like(x, np.nan))
         images = [(a[:, :, :c] if has else b).transpose(0, 2, 1) for has, a, b in zip(gaps, wide, plain)]
         out = (images[2], np.full(c, np.nan, np.float32), np.full(c, np.nan, np.float32))
@@ -356,8 +344,7 @@ def test_pixels_with_gaps_between_them(c: int, group: int, dtype: str, monkeypat
         for result, name in zip(out, golden):
             assert excess(result, golden[name], terms[name]) <= 1
         assert np.isnan(wide[2][:, :, c:].astype(np.float32)).all()
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert len(seen) == 2
 
 
@@ -392,8 +379,7 @@ def test_rows_past_the_caches_stay_within_their_memory(
     w = rng.standard_normal(cols).astype(np.float32)
     expected = bits(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w))
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     for shift, gap in ((0, 0), (1, 0), (7, 0), (0, 3), (5, 16)):
         memory = np.full(shift + rows * (cols + gap) + 64, np.nan, NUMPY_TYPES[dtype])
         dx = memory[shift : shift + rows * (cols + gap)].reshape(rows, cols + gap)[:, :cols]
@@ -403,8 +389,7 @@ def test_rows_past_the_caches_stay_within_their_memory(
         assert np.isnan(memory.astype(np.float32)).all()
         dx[...] = dy
         assert bits(backnorm.layer_norm_backward(dx, x, (cols,), mean, rstd, w, out=out)) == expected
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
 
 
 def test_planes_and_pixels_give_the_same_gradients() -> None:
@@ -607,8 +592,7 @@ def test_warm_up_leaves_no_kernel_to_be_compiled(monkeypatch: pytest.MonkeyPatch
 
     def plan_all(calls: Iterable[Callable[[], object]]) -> set[Any]:
         asked.clear()
-        functional.kind_of_call.cache_clear()
-        plan._make_plan.cache_clear()
+        forget_plans()
         for call in calls:
             call()
         return set(asked)
@@ -619,8 +603,7 @@ def test_warm_up_leaves_no_kernel_to_be_compiled(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(warmup, "_calls_of_torch", lambda: None)
     warm = plan_all(warmup.work())
     used = plan_all(partial(call, dtype) for call in CALLS.values() for dtype in NUMPY_TYPES)
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
+    forget_plans()
     assert len(used) > 50
     assert used <= warm
 
