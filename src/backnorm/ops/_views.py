@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..spec import Shape, TensorDesc
 
 #: The tree of every sum. Elements of a run summed in float32; elements of a run summed together in float64; rows of a
-#: column summed in float32, in LayerNorm and for pixels. n equal rows may be off by n / 4 + 1 / 2 roundings of 2**-24,
-#: of which the bound allows 8.
+#: column summed in float32, in LayerNorm and for BatchNorm's pixels. n equal rows may be off by n / 4 + 1 / 2 roundings
+#: of 2**-24, of which the bound allows 8 (GroupNorm's dx has others too, see SUMMED_ROWS in its tiling.py).
 BLOCK, SPAN, CHUNK_ROWS, PIXEL_ROWS = 1024, 8192, 24, 24
 
 #: Elements of planes that are summed lane by lane, 16 planes at a time, in two vectors of sums, 12 additions each.
