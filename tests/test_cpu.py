@@ -37,6 +37,7 @@ from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.group_norm import tiling as gn_tiling
 from backnorm.ops.layer_norm import cpu as cpu_of_layer_norm
 from backnorm.ops.layer_norm import reference as ln
+from backnorm.ops.layer_norm.short_rows import SHORT, short_rows
 from backnorm.products import PRODUCTS
 from backnorm.spec import Call, tensor
 
@@ -91,6 +92,7 @@ def cropped_batch_norm(n: int, c: int, size: int, dtype: str, pixels: bool = Fal
 
 CALLS = {
     "ln many short rows": lambda t: layer_norm(3001, 64, t),
+    "ln shorter rows": lambda t: layer_norm(3001, 19, t),
     "ln ragged short rows": lambda t: layer_norm(1203, 375, t),
     "ln ragged": lambda t: layer_norm(517, 769, t),
     "ln wide rows": lambda t: layer_norm(21, 20_001, t),
@@ -117,6 +119,9 @@ CALLS = {
     "bn cropped": lambda t: cropped_batch_norm(7, 19, 23, t),
     "bn cropped pixels": lambda t: cropped_batch_norm(7, 19, 23, t, pixels=True),
 }
+
+
+MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask)]
 
 
 def bits(results: tuple[Any, ...]) -> bytes:
@@ -228,10 +233,12 @@ def test_the_same_bits_where_threads_wait_for_a_place(places: int, monkeypatch: 
 def test_results_past_the_caches_have_instructions_of_their_own(dtype: int) -> None:
     """LLVM has none for vectors of float16, and writes them like any other where it sees that they are such."""
     tag = TAGS[dtype]
-    run = cpu_of_layer_norm._whole_rows._make(tag, tag, True, True, True)
-    compiled: Any = CFunc(run, ((types.int64, types.int64), types.void), {}, {"nogil": True})
-    compiled.compile()
-    assert "movnt" in compiled._library.get_asm_str()
+    for run in (
+        cpu_of_layer_norm._whole_rows._make(tag, tag, True, True, True), short_rows._make(tag, tag, 4, False),
+    ):  # fmt: skip
+        compiled: Any = CFunc(run, ((types.int64, types.int64), types.void), {}, {"nogil": True})
+        compiled.compile()
+        assert "movnt" in compiled._library.get_asm_str()
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
@@ -244,6 +251,63 @@ def test_the_same_bits_row_by_row(call: str, dtype: str, monkeypatch: pytest.Mon
     forget_plans()
     assert bits(CALLS[call](dtype)) == expected
     forget_plans()
+
+
+@pytest.mark.skipif(SHORT == 0, reason="rows stay in registers with AVX-512 only")
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("cols", [1, 7, 15, 16, 17, 31, 32, 33, 47, 48, 50, 63, 64])
+def test_the_same_bits_in_registers(cols: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short rows stay in registers, other CPUs read them again from the cache."""
+    rng = np.random.default_rng(1)
+    cases = []
+    for rows, gap, mask in itertools.product((1, 2, 24, 25, 300, 6001), (0, 3), MASKS):
+        dy, x = _arrays((rows, cols + gap), dtype)
+        mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+        cases.append(
+            (dy[:, :cols], x[:, :cols], (cols,), mean, rstd, rng.standard_normal(cols).astype(np.float32), mask)
+        )
+
+    def results() -> list[bytes]:
+        forget_plans()
+        return [
+            bits(tuple(a for a in backnorm.layer_norm_backward(*call[:6], output_mask=call[6]) if a is not None))
+            for call in cases
+        ]
+
+    expected = results()
+    monkeypatch.setattr(cpu_of_layer_norm, "SHORT", 0)
+    assert results() == expected
+    forget_plans()
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("sizes", [(5000, 70, 1), (1001, 530, 1), (3, 1024, 131), (40, 37, 496)])
+def test_pixels_whose_sums_are_added_up_gradually(
+    sizes: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """As those of tensors that no cache holds are."""
+    n, c, hw = sizes
+    rng = np.random.default_rng(0)
+    dy, x = (100 + rng.standard_normal((n, hw, c), dtype=np.float32).astype(NUMPY_TYPES[dtype]) for _ in "dx")
+    dy, x = dy.transpose(0, 2, 1), x.transpose(0, 2, 1)
+    mean, invstd = (rng.random(c, dtype=np.float32) for _ in "mi")
+    call = {"gradOut": dy, "input": x, "mean": mean, "invstd": invstd}
+    golden, terms = bn.reference(call), bn.terms(call)
+    at_once = backnorm.batch_norm_backward_reduce(dy, x, mean, invstd)
+    monkeypatch.setattr(bn_tiling, "CACHED_BYTES", 0)
+    monkeypatch.setattr(bn_tiling, "IN_L2_BYTES", 0)
+    forget_plans()
+    seen = set()
+    for count in (1, 2, 3, 7, 16):
+        backnorm.set_num_threads(count)
+        results = backnorm.batch_norm_backward_reduce(dy, x, mean, invstd)
+        seen.add(bits(results))
+    forget_plans()
+    assert len(seen) == 1
+    if dtype == "float32" or c > 512:
+        assert bits(at_once) not in seen  # another order
+    for result, name in zip(results, golden):
+        assert excess(result, golden[name], terms[name]) <= 1, name
 
 
 @pytest.mark.parametrize("call", ["gn large groups", "gn large pixels"])
@@ -419,9 +483,6 @@ def test_layer_norm_at_the_edges_of_its_blocks(rows: int, cols: int) -> None:
     golden, terms = ln.reference(call), ln.terms(call)
     for result, name in zip(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w), golden):
         assert excess(result, golden[name], terms[name]) <= 1
-
-
-MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask)]
 
 
 @pytest.mark.parametrize("samples", [1, 3, 4, 65, 300])

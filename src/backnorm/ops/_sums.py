@@ -190,10 +190,26 @@ def add_row(T: Any, dy: Any, x: Any, n: Any, means: Any, rstds: Any, sums: Any, 
         if ahead > 0:
             prefetch(dy + ahead)
             prefetch(x + ahead)
-        _column_terms(T, dy, x, 16, c * 4, means, rstds, sums)
+        _store_sums(sums, _column_sums(T, dy, x, 16, c * 4, means, rstds, sums))
         c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
     if c < n:
-        _column_terms(T, dy, x, n - c, c * 4, means, rstds, sums)
+        _store_sums(sums, _column_sums(T, dy, x, n - c, c * 4, means, rstds, sums))
+
+
+@inline
+def add_last_row(T: Any, dy: Any, x: Any, n: Any, means: Any, sums: Any, totals: Any, apart: Any, ahead: Any) -> Any:
+    """A row in the order of `add_row`, without rstds; but the sums go on to float64 totals, those of dy * x_hat `apart`
+    bytes further, and begin anew."""
+    step, c, zero = 16 * width(T), 0, splat(np.float32(0))
+    while c < n:
+        if ahead > 0:
+            prefetch(dy + ahead)
+            prefetch(x + ahead)
+        a, b = _column_sums(T, dy, x, min(16, n - c), c * 4, means, None, sums)
+        store_wide(totals, add(load_wide(totals), widen(a)))
+        store_wide(totals + apart, add(load_wide(totals + apart), widen(b)))
+        _store_sums(sums, (zero, zero))
+        c, sums, totals, dy, x = c + 16, sums + 128, totals + 128, dy + step, x + step
 
 
 @inline
@@ -229,12 +245,18 @@ def _four_terms(
 
 
 @inline
-def _column_terms(T: Any, dy: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any) -> Any:
+def _column_sums(T: Any, dy: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any, sums: Any) -> Any:
+    """The sums of up to 16 columns with another row."""
     one = np.float32(0)
-    # Both loads come before the stores: 3 to 6 % faster.
-    a, x_hat = load_part(T, dy, count), _x_hat(T, x, count, at, means, rstds)
-    store(one, sums, add(load(one, sums), a))
-    store(one, sums + 64, fma(a, x_hat, load(one, sums + 64)))
+    # All loads come before the stores: 3 to 6 % faster.
+    d, x_hat = load_part(T, dy, count), _x_hat(T, x, count, at, means, rstds)
+    return add(load(one, sums), d), fma(d, x_hat, load(one, sums + 64))
+
+
+@inline
+def _store_sums(place: Any, sums: Any) -> Any:
+    store(np.float32(0), place, sums[0])
+    store(np.float32(0), place + 64, sums[1])
 
 
 @inline

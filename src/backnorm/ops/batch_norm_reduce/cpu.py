@@ -46,7 +46,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         program.job(
             pixel_sums(T), count, elements, dy, layout.run.dy * row, x, layout.run.x * row, table, partials, pad * 24,
             channels, tiling.together, layout.run.size, tiling.samples, tiling.task_samples, tiling.chunks,
-            tiling.task_chunks, 0 if alone else tiling.ahead, tiling.fours, len(outer), *in_bytes(outer, size),
+            tiling.task_chunks, 0 if alone else tiling.ahead, tiling.fours, tiling.gradually, len(outer),
+            *in_bytes(outer, size),
         )  # fmt: skip
         per = task_columns(2 * pad)
         program.job(

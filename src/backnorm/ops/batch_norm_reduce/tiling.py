@@ -25,6 +25,10 @@ AHEAD_IN_CACHE = 8192
 #: Rows of so many bytes or more are summed by fours too: their sums fit no L1 cache (5000x4000 takes 5.0 instead of 6.0
 #: ms, in bfloat16 2.8 instead of 3.4). Shorter ones are no streams then (20000x1000 in bfloat16: 2.5 instead of 1.7).
 WIDE_ROW_BYTES = 5 << 10
+#: Of what no cache holds, the sums of some columns are added up in float64 with every row: where those of all are after
+#: PIXEL_ROWS rows, memory waits. 65536x512 in float32 takes 8.1 instead of 8.5 ms while the host's memory is busy, 4.9
+#: instead of 5.4 while it is not. Rows of 16 bits that have fewer bytes than this lose 3 to 10 %.
+GRADUAL_ROW_BYTES = 1024
 #: Planes with gaps inside are divided until there are so many, to be work for many threads.
 FEWEST_PLANES = 64
 #: Runs are summed in pieces of so many elements, so that a few long ones are work for many threads.
@@ -52,6 +56,8 @@ class Tiling(NamedTuple):
     chunks: int
     task_chunks: int
     fours: bool
+    #: And whether sums are added up in float64 gradually.
+    gradually: bool
     #: Places in the workspace: sums of the tasks, float64, [task][2][channel or column], for pixels after float32 ones
     #: of the chunk at hand; means of a row; totals of its columns; results to be scattered; small planes' sums.
     partials: int
@@ -94,7 +100,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(channels * 4)
     size, inputs = task_elements(call.input.numel), 2 * call.input.numel * width
     pieces, together, tables = 1, 1, Places(0, 0, 0)
-    task_channels, samples_together, chunks, task_chunks, fours = 0, 0, 0, 0, False
+    task_channels, samples_together, chunks, task_chunks, fours, gradually = 0, 0, 0, 0, False, False
     if layout.pixels:
         together = joined(run.dy == run.x == channels, channels, run.size)
         cols = together * channels
@@ -107,7 +113,10 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         task_chunks, task_samples = min(chunks, most), max(1, most // chunks)
         ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
         apart = run.dy * together * width % PAGE and run.x * together * width % PAGE
-        fours = bool(apart) and (inputs <= IN_L2_BYTES or cols * width >= WIDE_ROW_BYTES)
+        wide = cols * width >= WIDE_ROW_BYTES
+        fours = bool(apart) and (inputs <= IN_L2_BYTES or wide)
+        long = width == 4 or cols * width >= GRADUAL_ROW_BYTES
+        gradually = long and not wide and inputs > CACHED_BYTES and run.size % together == 0
         tasks = -(-samples // task_samples) * -(-chunks // task_chunks)
         partials = parts.take(tasks * padded(cols) * 24)
         table, totals = parts.take(padded(cols) * 4), parts.take((2 * padded(cols) + 16) * 8)
@@ -133,5 +142,5 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     }
     return Tiling(
         channels, layout, samples, pieces, together, converted, task_samples, task_channels, samples_together, ahead,
-        chunks, task_chunks, fours, partials, table, totals, scattered, tables, parts.bytes,
+        chunks, task_chunks, fours, gradually, partials, table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

@@ -1,9 +1,10 @@
 """LayerNorm backward on the CPU.
 
 Rows that fit the cache go through it once: some chunks of rows are a task; a row is read for its sums, then again, from
-the cache, for dx and for the column sums of its chunk. Longer rows, and few long ones, are split: a task is a span of
-columns of a chunk for the sums, and a second sweep makes dx. A row is added up in the same order either way. A single
-split row needs no column sums: the second sweep writes their outputs too.
+the cache, for dx and for the column sums of its chunk. Short ones (short_rows.py) stay in registers in between. Longer
+rows, and few long ones, are split: a task is a span of columns of a chunk for the sums, and a second sweep makes dx. A
+row is added up in the same order whichever way it goes. A single split row needs no column sums: the second sweep
+writes their outputs too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .._simd import (
 )
 from .._sums import ColumnResult, add_columns, add_up, clear, flush
 from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK
+from .short_rows import SHORT, short_rows
 from .tiling import PIECE, SPAN, Tiling, partial_bytes
 
 
@@ -305,10 +307,13 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name in columns
     }
     if not tiling.spans:
+        if wants_dx and cols <= SHORT:
+            rows_kernel = short_rows(T, U, -(-cols // 16), cols % 16 > 0)
+        else:
+            rows_kernel = _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK)
         program.job(
-            _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK), -(-tiling.chunks // tiling.task_chunks),
-            elements, *inputs, dx, dx_step, tiling.streamed, sums, tiling.partial_step, rows, cols, tiling.chunk_rows,
-            tiling.task_chunks,
+            rows_kernel, -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx, dx_step, tiling.streamed, sums,
+            tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks, bool(columns),
         )  # fmt: skip
     else:
         single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
