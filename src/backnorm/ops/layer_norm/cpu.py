@@ -43,7 +43,7 @@ from .._simd import (
 from .._sums import ColumnResult, add_columns, add_up, clear, flush
 from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK
 from .short_rows import SHORT, short_rows
-from .tiling import PIECE, SPAN, Tiling, partial_bytes
+from .tiling import SPAN, Tiling, partial_bytes
 
 
 @inline
@@ -140,19 +140,17 @@ def _span_step(
 
 @kernel
 def _split_sums(T: Any, columns: Any) -> Any:
-    """A span of columns of a group of rows a task: row sums into totals[row][span], column sums onto the chunk's."""
+    """A span of columns of a chunk of rows a task: row sums into totals[row][span], and the column sums."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_step, x, x_step, mean, rstd, w, sums, partial_step, totals, rows, cols, group_rows, spans = words(
-            args, 14
-        )
+        dy, dy_step, x, x_step, mean, rstd, w, sums, partial_step, totals, rows, cols, spans = words(args, 13)
         size, zero = width(T), splat(np.float32(0))
-        row, span = task // spans * group_rows, task % spans
+        chunk, span = task // spans, task % spans
         start, n = span * SPAN, min(SPAN, cols - span * SPAN)
-        mine = sums + row // CHUNK_ROWS * partial_step + start * 8
-        if columns and row % CHUNK_ROWS == 0:
+        mine = sums + chunk * partial_step + start * 8
+        if columns:
             clear(mine, (n + 15) // 16 * 128)
-        for i in range(row, min(rows, row + group_rows)):
+        for i in range(chunk * CHUNK_ROWS, min(rows, chunk * CHUNK_ROWS + CHUNK_ROWS)):
             d, p, v = dy + i * dy_step + start * size, x + i * x_step + start * size, w + start * 4
             mean_v, rstd_v = splat(load_one(mean + i * 4)), splat(load_one(rstd + i * 4))
             s, q = 0.0, 0.0
@@ -204,23 +202,25 @@ def _split_totals() -> Any:
 
 @kernel
 def _split_dx(T: Any, U: Any) -> Any:
-    """A piece of a row a task."""
+    """A span of columns of a chunk of rows a task; the last row, read last, first."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, cols, spans = words(args, 13)
-        pieces, size, out = (cols + PIECE - 1) // PIECE, width(T), width(U)
-        row, start = task // pieces, task % pieces * PIECE
-        m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
-        place = totals + row * spans * 16
-        f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
-        results = begin_run(U, dx + row * dx_step + start * out, streamed)
-        for c in range(start, min(cols, start + PIECE), ROW_BLOCK):
-            n = min(ROW_BLOCK, cols - c)
-            d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
-            _, _, results = sweep(
-                T, U, False, True, True, False, n, d, p, w + c * 4, results, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0, m, r
-            )
-        end_run(U, results)
+        dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, rows, cols, spans = words(args, 14)
+        size, out = width(T), width(U)
+        first, start = task // spans * CHUNK_ROWS, task % spans * SPAN
+        for row in range(min(rows, first + CHUNK_ROWS) - 1, first - 1, -1):
+            m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
+            place = totals + row * spans * 16
+            f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
+            results = begin_run(U, dx + row * dx_step + start * out, streamed)
+            for c in range(start, min(cols, start + SPAN), ROW_BLOCK):
+                n = min(ROW_BLOCK, cols - c)
+                d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
+                _, _, results = sweep(
+                    T, U, False, True, True, False, n, d, p, w + c * 4, results, 0, f, d + AHEAD, p + AHEAD, 0, 0, 0,
+                    m, r,
+                )  # fmt: skip
+            end_run(U, results)
 
     return run
 
@@ -239,7 +239,7 @@ def _single_step(
 
 @kernel
 def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
-    """A piece of the only row a task: dx, and dy * x_hat and dy for the column outputs; 0 is not wanted.
+    """A span of the only row a task: dx, and dy * x_hat and dy for the column outputs; 0 is not wanted.
 
     An output may lie on gradOut or input: all three are made before one is written.
     """
@@ -251,7 +251,7 @@ def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
         size = width(T)
         m, r = load_one(mean), load_one(rstd)
         f = factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
-        for c in range(task * PIECE, min(cols, task * PIECE + PIECE), ROW_BLOCK):
+        for c in range(task * SPAN, min(cols, task * SPAN + SPAN), ROW_BLOCK):
             n, e = min(ROW_BLOCK, cols - c), 0
             d, p, v = dy + c * size, x + c * size, w + c * 4
             while e + 16 <= n:
@@ -316,26 +316,24 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks, bool(columns),
         )  # fmt: skip
     else:
-        single, spans, pieces = rows == 1, tiling.spans, -(-cols // PIECE)
+        single, spans = rows == 1, tiling.spans
         sums_kernel = _split_sums(T, bool(columns) and not single)
-        sums_arguments = program.arguments(
-            *inputs, sums, tiling.partial_step, totals, rows, cols, tiling.group_rows, spans
-        )
+        sums_arguments = program.arguments(*inputs, sums, tiling.partial_step, totals, rows, cols, spans)
         totals_arguments = program.arguments(totals, spans)
-        dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, cols, spans)
-        # Group after group of rows, whose second reading then comes from the cache.
-        for group in range(-(-rows // tiling.group_rows)):
-            first, last = group * tiling.group_rows, min(rows, (group + 1) * tiling.group_rows)
-            size = (last - first) * cols
-            program.run(sums_kernel, sums_arguments, group * spans, (group + 1) * spans, size)
+        dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, rows, cols, spans)
+        # Chunk after chunk, the end of which the caches have still when dx is made of it.
+        for chunk in range(tiling.chunks):
+            first, last = chunk * CHUNK_ROWS, min(rows, chunk * CHUNK_ROWS + CHUNK_ROWS)
+            tasks, size = (chunk * spans, chunk * spans + spans), (last - first) * cols
+            program.run(sums_kernel, sums_arguments, *tasks, size)
             program.run(_split_totals(), totals_arguments, first, last, spans)
             if wants_dx and not single:
-                program.run(_split_dx(T, U), dx_arguments, first * pieces, last * pieces, size, backwards=True)
+                program.run(_split_dx(T, U), dx_arguments, *tasks, size, backwards=True)
         if single:
             dw, db = results.get("gradWeightOut", 0), results.get("gradBiasOut", 0)
             W, B = (TAGS[values[name].dtype] if name in columns else T for name in ("gradWeightOut", "gradBiasOut"))
             program.job(
-                _single_row(T, U, W, B), pieces, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
+                _single_row(T, U, W, B), spans, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
             )
     if not (tiling.spans and rows == 1):
         apart = {"gradWeightOut": 0, "gradBiasOut": partial_bytes(cols) if tiling.wide else 64}

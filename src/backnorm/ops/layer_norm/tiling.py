@@ -13,10 +13,10 @@ from .._views import CHUNK_ROWS, LONGEST_BLOCK, Parts, row_step, task_elements, 
 #: read once: 300x100003 in float32 takes 12.5 instead of 15.5 ms, 400x60000 in bfloat16 5.1 instead of 7.4. At 300000
 #: columns both ways take as long, and at a million splitting is faster (22 against 43 ms for 64 rows in bfloat16).
 LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 32768, 32
-#: Split rows: dx of some of them is made before the next are summed, so that they are read again from the cache.
-GROUP_ELEMENTS = 1 << 18
-#: Columns of a split row that a task sums, and makes dx of.
-SPAN, PIECE = 8192, 32768
+#: Columns of a split row that a task sums, and makes dx of: in the rows of a whole chunk, one after the other, so that
+#: their weight and column sums stay in the cache. (Row by row, so that it is read again from the cache, 64 rows of a
+#: million take 1.6 times as long in 16 bits on a Xeon, 1.5 in float32, and as long on an EPYC.)
+SPAN = 8192
 #: Results in 16 bits go past the caches from so many times as many bytes on: of 2 to 3 MiB they lose 2 to 4 % by it.
 SIXTEEN_BITS_WORTH = 2
 
@@ -33,9 +33,8 @@ class Tiling(NamedTuple):
     chunk_rows: int
     chunks: int
     task_chunks: int
-    #: Split rows: spans, 0 for whole rows; how many rows are summed before dx of them is made.
+    #: Split rows: spans, 0 for whole rows.
     spans: int
-    group_rows: int
     streamed: bool
     #: Column sums: whether they are float64 sums of a task's chunks or float32 ones of each chunk, how many there are,
     #: and bytes from one to the next.
@@ -85,9 +84,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW or (cols > LONGEST_OF_FEW and rows < FEW_ROWS)
-    group_rows = CHUNK_ROWS
-    while group_rows > 1 and group_rows * cols > GROUP_ELEMENTS:
-        group_rows //= 2
     # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunks = -(-rows // chunk_rows)
@@ -110,6 +106,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         contiguous = steps[2] == cols or cols > LONGEST_BLOCK  # else too many lines would be written in two parts
         streamed = contiguous and worth_streaming(rows * cols, itemsize(call.gradInputOut.dtype), SIXTEEN_BITS_WORTH)
     return Tiling(
-        rows, cols, steps, packed, converted, chunk_rows, chunks, task_chunks, spans, group_rows, streamed, wide,
-        sums, partial_step, partials, totals, scattered, parts.bytes,
+        rows, cols, steps, packed, converted, chunk_rows, chunks, task_chunks, spans, streamed, wide, sums,
+        partial_step, partials, totals, scattered, parts.bytes,
     )  # fmt: skip
