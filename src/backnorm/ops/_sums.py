@@ -186,14 +186,22 @@ def add_row(T: Any, dy: Any, x: Any, n: Any, means: Any, rstds: Any, sums: Any, 
     for, in bytes.
     """
     step, c = 16 * width(T), 0
-    while c + 16 <= n:
+    while c + 32 <= n:
         if ahead > 0:
             prefetch(dy + ahead)
             prefetch(x + ahead)
         _store_sums(sums, _column_sums(T, dy, x, 16, c * 4, means, rstds, sums))
+        if ahead > 0 and width(T) == 4:  # else in the cache line asked for above
+            prefetch(dy + step + ahead)
+            prefetch(x + step + ahead)
+        _store_sums(sums + 128, _column_sums(T, dy + step, x + step, 16, c * 4 + 64, means, rstds, sums + 128))
+        c, sums, dy, x = c + 32, sums + 256, dy + 2 * step, x + 2 * step
+    while c < n:
+        if ahead > 0:
+            prefetch(dy + ahead)
+            prefetch(x + ahead)
+        _store_sums(sums, _column_sums(T, dy, x, min(16, n - c), c * 4, means, rstds, sums))
         c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
-    if c < n:
-        _store_sums(sums, _column_sums(T, dy, x, n - c, c * 4, means, rstds, sums))
 
 
 @inline

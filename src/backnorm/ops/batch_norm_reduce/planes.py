@@ -107,12 +107,16 @@ def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any
 @inline
 def _add_plane(T: Any, dy: Any, x: Any, n: Any, mean: Any, a: Any, b: Any, asks: Any) -> Any:
     """A plane, or a run of one, onto 16 sums of dy and 16 of dy * (x - mean)."""
-    step = 16 * width(T)
-    for _ in range(n // 16):
+    step, both = 16 * width(T), asks and width(T) == 4  # in 16 bits two vectors are in a cache line
+    for _ in range(n // 32):
+        a, b = _add_elements(T, dy, x, 16, mean, a, b, asks)
+        a, b = _add_elements(T, dy + step, x + step, 16, mean, a, b, both)
+        dy, x = dy + 2 * step, x + 2 * step
+    if n % 32 >= 16:
         a, b = _add_elements(T, dy, x, 16, mean, a, b, asks)
         dy, x = dy + step, x + step
     if n % 16 > 0:
-        a, b = _add_elements(T, dy, x, n % 16, mean, a, b, asks)
+        a, b = _add_elements(T, dy, x, n % 16, mean, a, b, both if n % 32 > 16 else asks)
     return a, b
 
 

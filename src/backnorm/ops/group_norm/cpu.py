@@ -15,7 +15,7 @@ from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels
 from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
 from .rows import group_rows
-from .tiling import Tiling, padded
+from .tiling import LONGEST_AHEAD_ON_ZEN, Tiling, padded
 
 
 def build(program: Program, tiling: Tiling, call: Call) -> None:
@@ -43,14 +43,16 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name, count in (("mean", n * groups), ("rstd", n * groups), ("gamma", channels))
     )
     T, elements, pad = TAGS[call.input.dtype], n * channels * hw, padded(channels) * 8
-    sums_ahead = 0 if ON_ZEN else tiling.sums_ahead
+    ahead, sums_ahead = tiling.ahead, tiling.sums_ahead
+    if ON_ZEN:
+        ahead, sums_ahead = ahead if ahead <= LONGEST_AHEAD_ON_ZEN else 0, 0
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
 
     if images.pixels and not tiling.as_rows:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
             Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks,
-            tiling.together, tiling.ahead, tiling.fours,
+            tiling.together, ahead, tiling.fours,
         )  # fmt: skip
         if tiling.split:
             by_chunk = program.arguments(*shared, tiling.per_split_task), tiling.split_tasks
@@ -61,19 +63,19 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             program.job(pixels(T, wants_dx, 0), -(-n // tiling.per_task), elements, *shared, tiling.per_task)
     elif tiling.as_rows:
         (dy, dy_n, dy_c, x, x_n, x_c), (dx, dx_n, dx_c, streamed) = inputs, output
-        ahead = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
+        next_row = (AHEAD, AHEAD) if tiling.row_groups == groups else (dy_n, x_n)
         columns = "gradGammaOut" in program or "gradBetaOut" in program
         free_all(program, tiling.tables)
         program.job(
             group_rows(T, T, images.pixels, columns, wants_dx, width_g * hw <= LONGEST_BLOCK), tiling.row_tasks,
             elements, dy, dy_n, dy_c * width_g, x, x_n, x_c * width_g, dx, dx_n, dx_c * width_g, streamed, mean, rstd,
             gamma, sums, pad, n, groups, width_g, hw, tiling.row_groups, tiling.task_groups, tiling.chunk_samples,
-            tiling.per_task, *ahead, *place_arguments(tiling.tables),
+            tiling.per_task, *next_row, *place_arguments(tiling.tables),
         )  # fmt: skip
     elif not tiling.split:
         program.job(
             whole_planes(T, wants_dx), -(-n * groups // tiling.per_task), elements, *inputs,
-            *output, mean, rstd, gamma, sums, pad, n * groups, groups, width_g, hw, tiling.per_task, tiling.ahead,
+            *output, mean, rstd, gamma, sums, pad, n * groups, groups, width_g, hw, tiling.per_task, ahead,
             sums_ahead,
         )  # fmt: skip
     else:

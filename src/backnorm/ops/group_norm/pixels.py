@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._formats import ON_ZEN
 from .._native import inline, kernel
 from .._simd import (
     base,
@@ -127,7 +128,7 @@ def _run_dx(
     c = _few_dx(T, dy, x, dx, at // size, table, apart, 0, cols)
     d, p, target = base(dy), base(x), base(dx)
     for k in range(at, last, 16 * size):
-        if ahead > 0:
+        if ahead > 0 and (size == 4 or (k - at) % 64 == 0):  # once for each cache line
             prefetch(d + k + ahead)
             prefetch(p + k + ahead)
         value = dx_of(T, d + k, p + k, 16, _coefficients(table + c * 4, apart))
@@ -194,7 +195,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                     sum_columns(
                         T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                         ragged if row + count == rows else cols, table, table + apart, mine + chunk * half,
-                        AHEAD if width(T) == 2 else 0, fours,  # in float32 to ask loses
+                        AHEAD if width(T) == 2 or not ON_ZEN else 0, fours,  # in float32 Zen loses by it
                     )  # fmt: skip
             if gathers:
                 _gather(

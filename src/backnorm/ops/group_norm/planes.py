@@ -68,10 +68,15 @@ def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, 
         at = -dx % step
         put_dx(T, d, p, target, at // size, f)
     last = at + (end - at) // step * step
-    for k in range(at, last, step):
-        if ahead > 0:
+    k, line = at, max(64, step)
+    while k + line <= last:
+        if ahead > 0:  # once for each cache line
             prefetch(d + k + ahead)
             prefetch(p + k + ahead)
+        for _ in range(line // step):
+            store_or_stream_mixed(T, target + k, _dx(load_mixed(T, d + k), load_mixed(T, p + k), f), streamed)
+            k += step
+    if k < last:
         store_or_stream_mixed(T, target + k, _dx(load_mixed(T, d + k), load_mixed(T, p + k), f), streamed)
     if streamed:
         results = pass_over(results, last - at)
