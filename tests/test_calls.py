@@ -1,4 +1,6 @@
-"""Known calls of torch tensors: whatever a tensor is, and whatever becomes of it, they give what the long way gives."""
+"""Known calls of torch tensors and NumPy arrays: whatever these are, and whatever becomes of them, they give what the
+long way gives.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,13 @@ import os
 import threading
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from backnorm import functional, layer_norm_backward  # noqa: E402
+from backnorm import batch_norm_backward_reduce, functional, layer_norm_backward  # noqa: E402
 from backnorm.ops import OPS  # noqa: E402
 
 LN = OPS["layer_norm_backward"]
@@ -57,9 +61,13 @@ def _arguments(rows: int = 4, columns: int = 64) -> list[Any]:
     return [dy, x, [columns], mean, rstd, weight, bias, (True, True, True)]
 
 
+def _strides(result: Any) -> Any:
+    return (result.strides, result.dtype) if isinstance(result, np.ndarray) else result.stride()
+
+
 def _outcome(call: Any) -> Any:
     try:
-        return [None if r is None else (type(r), r.shape, r.stride(), r.tolist()) for r in call()]
+        return [None if r is None else (type(r), r.shape, _strides(r), r.tolist()) for r in call()]
     except Exception as error:
         return type(error), str(error)
 
@@ -93,6 +101,7 @@ def test_other_arguments(shape: Any) -> None:
 
 def test_no_rows_twice() -> None:
     _check(_arguments(rows=0))
+    _check(_numpy_arguments(rows=0))
 
 
 def test_a_tensor_that_changes() -> None:
@@ -112,8 +121,121 @@ def test_a_tensor_that_changes() -> None:
         _check(arguments)
 
 
-def test_threads_and_a_forked_child() -> None:
-    calls = [_arguments(rows, columns) for rows in (1, 4, 7) for columns in (16, 64)]
+class Subarray(np.ndarray[Any, Any]):
+    pass
+
+
+def _read_only(array: Any) -> Any:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _in_records(array: Any) -> Any:
+    records = np.zeros(array.shape, np.dtype([("pad", np.uint8), ("value", np.float32)]))
+    records["value"] = array
+    return records["value"]
+
+
+ODD_ARRAYS: dict[str, Any] = {
+    "plain": lambda a: a,
+    "reversed": lambda a: a[::-1],
+    "transposed": lambda a: np.asfortranarray(a),
+    "strided": lambda a: np.repeat(a, 2, -1)[..., ::2],
+    "repeated": lambda a: np.broadcast_to(a.ravel()[:1].reshape((1,) * a.ndim), a.shape),
+    "in records": _in_records,
+    "read-only": _read_only,
+    "subclass": lambda a: a.view(Subarray),
+    "masked": lambda a: np.ma.masked_array(a),
+    "other order of bytes": lambda a: a.astype(a.dtype.newbyteorder()),
+    "type with a name": lambda a: a.astype(np.dtype(np.float32, metadata={"name": "x"})),
+    "half": lambda a: a.astype(np.float16),
+    "brain": lambda a: a.astype(ml_dtypes.bfloat16),
+    "double": lambda a: a.astype(np.float64),
+    "integers": lambda a: a.view(np.int32),
+    "many dimensions": lambda a: a.reshape((1,) * 60 + a.shape),
+    "torch": torch.from_numpy,
+    "list": lambda a: a.tolist(),
+    "none": lambda a: None,
+}
+
+
+def _numpy_arguments(rows: int = 4, columns: int = 64) -> list[Any]:
+    return [value.numpy() if isinstance(value, torch.Tensor) else value for value in _arguments(rows, columns)]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", ODD_ARRAYS)
+def test_odd_arrays_do_not_pass_for_known_ones(kind: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr("backnorm.ops._calls.describer", lambda torch: None)
+        monkeypatch.setattr(functional, "_describe", None)
+    arguments = _numpy_arguments()
+    _check(arguments)
+    assert (functional._key(LN, tuple(arguments), None, "Any") in functional._known) == native
+    for place in (0, 1, 3, 5):
+        _check([*arguments[:place], ODD_ARRAYS[kind](arguments[place]), *arguments[place + 1 :]])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_arrays_of_every_type_are_known(dtype: Any) -> None:
+    """And results that are not contiguous have the strides of the first ones."""
+    dy, x, columns, mean, rstd, weight, *rest = _numpy_arguments()
+    for order in ("C", "F"):
+        arguments = [np.asarray(dy, dtype), np.asarray(x, dtype, order=order), columns, mean, rstd, weight, *rest]
+        _check(arguments)
+        assert functional._key(LN, tuple(arguments), None, "Any") in functional._known
+
+
+def test_an_array_that_changes() -> None:
+    arguments = _numpy_arguments()
+    x = arguments[1] = arguments[1].copy()
+    changes = (
+        lambda: setattr(x, "shape", (64, 4)),
+        lambda: setattr(x, "shape", (4, 64)),
+        lambda: setattr(x, "dtype", np.int32),
+        lambda: setattr(x, "dtype", np.float32),
+        lambda: x.resize(2, 64, refcheck=False),
+        lambda: x.resize(4, 64, refcheck=False),
+    )
+    _check(arguments)
+    for change in changes:
+        change()
+        _check(arguments)
+
+
+def test_arrays_to_write_into() -> None:
+    """Known ones get the same numbers, read-only ones the same error."""
+    arguments = _numpy_arguments()
+    expected = layer_norm_backward(*arguments)
+    for _ in range(3):
+        out = tuple(np.full_like(result, np.nan) for result in expected)
+        results = layer_norm_backward(*arguments, out=out)
+        assert all(given is result for given, result in zip(out, results))
+        assert all((result == wanted).all() for result, wanted in zip(results, expected))
+    out[1].flags.writeable = False
+    for _ in range(2):
+        out[0][:], out[2][:] = 7, 7
+        with pytest.raises(functional.AclnnError, match="grad_weight must be writable"):
+            layer_norm_backward(*arguments, out=out)
+        assert (out[0] == 7).all()
+        assert (out[2] == 7).all()
+
+
+def test_calls_too_large_for_the_short_way() -> None:
+    """They are known too, but run on the pool."""
+    for library in (np.asarray, torch.as_tensor):
+        rng = np.random.default_rng(0)
+        dy, x = (library(rng.standard_normal((300, 70, 9), np.float32)) for _ in "dx")
+        mean, invstd = (library(rng.standard_normal(70, np.float32)) for _ in "mi")
+        first = _outcome(lambda: batch_norm_backward_reduce(dy, x, mean, invstd))  # noqa: B023
+        for _ in range(2):
+            assert _outcome(lambda: batch_norm_backward_reduce(dy, x, mean, invstd)) == first  # noqa: B023
+
+
+@pytest.mark.parametrize("library", [_arguments, _numpy_arguments])
+def test_threads_and_a_forked_child(library: Any) -> None:
+    calls = [library(rows, columns) for rows in (1, 4, 7) for columns in (16, 64)]
     expected = [_outcome(lambda: layer_norm_backward(*call)) for call in calls]  # noqa: B023
     wrong = []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,10 +31,10 @@ class Array(NamedTuple):
     @property
     def address(self) -> int:
         """Where the first element lies."""
-        return _data(self.memory) if type(self.memory) is np.ndarray else self.memory.data_ptr()
+        return address_of(self.memory) if type(self.memory) is np.ndarray else self.memory.data_ptr()
 
 
-def _data(array: NDArray) -> int:
+def address_of(array: NDArray) -> int:
     """array.ctypes.data in a third of the time, where the data pointer follows the object's head, as it always did."""
     address: int = _Pointer.from_address(id(array) + _HEAD).value or 0
     return address
@@ -40,9 +42,9 @@ def _data(array: NDArray) -> int:
 
 _Pointer, _HEAD = ctypes.c_size_t, object.__basicsize__
 _some = np.zeros(1, np.uint8)
-if _data(_some) != _some.ctypes.data:
+if address_of(_some) != _some.ctypes.data:
 
-    def _data(array: NDArray) -> int:
+    def address_of(array: NDArray) -> int:
         address: int = array.ctypes.data
         return address
 
@@ -160,6 +162,12 @@ def _from_dlpack(value: Any, function: str, name: str) -> Array:
     )
 
 
+def empty_strided(shape: Shape, strides: Sequence[int], dtype: np.dtype[Any]) -> NDArray:
+    """A new NumPy array that fills its memory, with these strides in bytes."""
+    memory = np.empty(math.prod(shape), dtype)
+    return memory if len(shape) == 1 else np.ndarray(shape, dtype, memory, 0, strides)
+
+
 def allocate(desc: TensorDesc, like: Array) -> Array:
     """A new array of the library of `like`; for a library that is neither NumPy nor torch, a NumPy one."""
     try:
@@ -171,10 +179,7 @@ def allocate(desc: TensorDesc, like: Array) -> Array:
                 raise TypeError(f"results must have memory; got a {type(tensor).__name__} in a mode of torch's")
             return Array(tensor, desc, tensor)
         numpy = NUMPY[desc.dtype]
-        memory = np.empty(desc.numel, numpy)
-        view = memory
-        if len(desc.shape) != 1:
-            view = np.ndarray(desc.shape, numpy, memory, 0, [stride * numpy.itemsize for stride in desc.strides])
-        return Array(view, desc, view)
+        array = empty_strided(desc.shape, [stride * numpy.itemsize for stride in desc.strides], numpy)
+        return Array(array, desc, array)
     except (MemoryError, ValueError, RuntimeError):
         raise MemoryError(f"an output of shape {list(desc.shape)} does not fit into memory") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import dlpack
 from .arguments import to_bool, to_bool_array, to_int64, to_int_array
-from .arrays import Array, allocate, describe, describe_output, is_torch
+from .arrays import Array, address_of, allocate, describe, describe_output, empty_strided, is_torch
 from .ops import OPS
 from .plan import Plan, make_plan
 from .products import PRODUCTS, Product, find_product
@@ -154,7 +154,7 @@ def kind_of_call(op_name: str, inputs: tuple[Any, ...], product: str) -> _Kind:
 
 
 class _Known(NamedTuple):
-    """A call of torch tensors that was made before."""
+    """A call of torch tensors or NumPy arrays that was made before."""
 
     plan: Plan
     #: What allocates each result; None where it is masked off.
@@ -163,17 +163,21 @@ class _Known(NamedTuple):
     places: tuple[int, ...]
     #: Runs a small plan on them; False where one has no memory.
     run: Callable[..., bool] | None
+    #: Where the memory of a tensor begins; and whether it is a GPU's.
+    address: Callable[[Any], int]
+    on_gpu: bool
 
 
 #: By everything but the data: to find a call here takes a small part of the time of describing it anew.
 _known: dict[Any, _Known] = {}
 _MOST_KNOWN = 4096
-#: Tells calls apart in native code; `_calls.describer`, from the first call of torch tensors on.
+#: Tells calls apart in native code: `_calls.describer` of arrays alone, and from the first call of torch tensors on of
+#: both.
 _describe: Callable[..., bytes] | None = None
 
 
 def _key(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str) -> Any:
-    """What tells a call of torch tensors from others; None for any other call."""
+    """What tells a call of torch tensors or NumPy arrays from others; None for any other call."""
     if _describe is not None:
         try:
             description = _describe(*arguments) if out is None else _describe(*arguments, *out)
@@ -225,14 +229,12 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
         _profile(op, product)
     if out is not None and (type(out) not in (tuple, list) or len({*map(id, out)}) < len(op.outputs)):
         _given_outputs(op, out)
-    key = _key(op, arguments, out, product)
-    known = _known.get(key)
+    known = _known.get(_key(op, arguments, out, product))
     if known is None:
         plan, results = _run_anew(op, arguments, out, product)
-        if key is not None and _torch_key(op, arguments, out, product) is not None:
-            _remember(key, op, plan, results)
+        _remember(op, arguments, out, product, plan, results)
         return results
-    plan, outputs, places, run = known
+    plan, outputs, places, run, address, on_gpu = known
     results = tuple([None if new is None else new() for new in outputs] if out is None else out)
     addresses: list[int] = []
     try:
@@ -240,36 +242,68 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
             done = run(*arguments, *results)
         else:
             everything = (*arguments, *results)
-            addresses = [everything[place].data_ptr() for place in places]
+            addresses = [address(everything[place]) for place in places]
             done = 0 not in addresses
     except RuntimeError:  # of tensors that look plain but wrap others
         done = False
     if not done:  # no memory, which the long way tells
         return _run_anew(op, arguments, out, product)[1]
     if run is None:
-        execute(plan, addresses, arguments[1].device if arguments[1].is_cuda else None)
+        execute(plan, addresses, arguments[1].device if on_gpu else None)
     if out is None or None not in outputs:
         return results
     return tuple([None if new is None else result for result, new in zip(results, outputs)])
 
 
-def _remember(key: Any, op: OpSpec, plan: Plan, results: tuple[Any, ...]) -> None:
-    """Keep a call of plain tensors."""
+def _are_numpy(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None) -> bool:
+    """Whether all arrays of a call are NumPy's, and used in place."""
+    arrays = [value for (_, _, convert, _), value in zip(_input_table(op.name), arguments) if convert is None]
+    return all(
+        value is None or (type(value) is np.ndarray and not any(step % value.itemsize for step in value.strides))
+        for value in (*arrays, *(out or ()))
+    )
+
+
+def _remember(
+    op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str, plan: Plan, results: Sequence[Any]
+) -> None:
+    """Keep a call of plain tensors, or of plain arrays."""
     global _describe
     from .ops import _calls
 
-    torch: Any = sys.modules["torch"]
-    _describe = _calls.describer(torch)
+    new: Callable[[Any], Callable[[], Any]]
+    if _torch_key(op, arguments, out, product) is not None:
+        torch: Any = sys.modules["torch"]
+        _describe = _calls.describer(torch) or _describe
+        new = _new_tensor
+        address, on_gpu = torch.Tensor.data_ptr, arguments[1].is_cuda
+    elif _are_numpy(op, arguments, out):
+        torch = None
+        _describe = _describe or _calls.describer(None)
+        new, address, on_gpu = _new_array, address_of, False
+    else:
+        return
+    key = _key(op, arguments, out, product)
+    if key is None:
+        return
     names = [param.name for param in (*op.inputs, *op.outputs)]
     places = tuple(names.index(name) for name in plan.tensors)
-    outputs = tuple(
-        None if r is None else partial(torch.empty_strided, r.shape, r.stride(), dtype=r.dtype, device=r.device)
-        for r in results
-    )
+    outputs = tuple(None if result is None else new(result) for result in results)
     run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    _known[key] = _Known(plan, outputs, places, run)
+    _known[key] = _Known(plan, outputs, places, run, address, on_gpu)
+
+
+def _new_tensor(like: Any) -> Callable[[], Any]:
+    torch: Any = sys.modules["torch"]
+    return partial(torch.empty_strided, like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
+def _new_array(like: Any) -> Callable[[], Any]:
+    if like.size and like.flags.c_contiguous:
+        return partial(np.empty, like.shape, like.dtype)
+    return partial(empty_strided, like.shape, like.strides, like.dtype)
 
 
 def _run_anew(

@@ -1,9 +1,10 @@
-"""Calls of torch tensors by native code: what tells one call from another, and a small one run.
+"""Calls of torch tensors and NumPy arrays by native code: what tells one call from another, and a small one run.
 
 The functions are Python's own kind of builtin (`METH_FASTCALL`), so they are called with objects and hold the
-interpreter's lock. Shapes, strides, types and addresses come from DLPack's C exchange API, `torch.Tensor`'s table of
-functions. It does not tell a negated view; what does is in the tensor's dispatch keys, one word whose place
-`_place_of_keys` finds by looking for values that are known.
+interpreter's lock. Shapes, strides, types and addresses of tensors come from DLPack's C exchange API, `torch.Tensor`'s
+table of functions. It does not tell a negated view; what does is in the tensor's dispatch keys, one word whose place
+`_place_of_keys` finds by looking for values that are known. Those of arrays are in fields that NumPy's C interface
+lays open.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ..datatypes import BF16, F16, F32, NUMPY
 from ..threads import Runner
 from ._native import inline, native
 from ._workers import _get, _intrinsic, _put, _run_program
@@ -31,11 +34,15 @@ MOST_WORDS, MOST_POINTERS = 512, 32
 MOST_WORKSPACE = 1 << 16
 
 #: What the functions know: words of the bytes that each has as its `self`.
-_READ, _TENSOR, _PARAMETER, _IMPLEMENTATION, _KEYS, _NONE, _TRUE, _FALSE, _INT, _LIST, _TUPLE, _SIZE = range(0, 96, 8)
-_CODE, _COUNT, _PLACES = 8, 16, 24
+_READ, _ARRAY, _CODE, _COUNT, _PLACES = range(0, 40, 8)
+_TYPES, _TENSOR, _PARAMETER, _IMPLEMENTATION, _KEYS, _NONE, _TRUE, _FALSE, _INT, _LIST, _TUPLE, _SIZE = range(
+    16, 112, 8
+)
 #: An object's type; a DLTensor's fields, with type and number of its device in one word, and dimensions and data type.
 _TYPE = 8
 _DATA, _DEVICE, _KIND, _SHAPE, _STRIDES, _OFFSET = 0, 8, 16, 24, 32, 40
+#: A NumPy array's fields; the last two numbers are of 32 bits. And the one flag that counts.
+_ITS_DATA, _ITS_DIMENSIONS, _ITS_SHAPE, _ITS_STRIDES, _ITS_DTYPE, _ITS_FLAGS, _WRITEABLE = 16, 24, 32, 40, 56, 64, 0x400
 
 
 def _function(name: str, arguments: int) -> Any:
@@ -134,6 +141,26 @@ def _put_tensor(known: Any, value: Any, at: Any, end: Any, tensor: Any) -> Any:
     return at
 
 
+@inline
+def _put_array(known: Any, value: Any, at: Any, end: Any) -> Any:
+    """The same of an array of one of our types."""
+    ours, dtype = _get(known + _TYPES), _get(value + _ITS_DTYPE)
+    dimensions = _get(value + _ITS_DIMENSIONS) & 0xFFFFFFFF
+    if dtype != _get(ours) and dtype != _get(ours + 8) and dtype != _get(ours + 16):
+        return 0
+    if at + 24 + 16 * dimensions > end:
+        return 0
+    _put(at, 4)
+    _put(at + 8, dimensions | (_get(value + _ITS_FLAGS) & _WRITEABLE) << 32)
+    _put(at + 16, dtype)
+    at += 24
+    for i in range(dimensions):
+        _put(at, _get(_get(value + _ITS_SHAPE) + 8 * i))
+        _put(at + 8, _get(_get(value + _ITS_STRIDES) + 8 * i))
+        at += 16
+    return at
+
+
 def _describe(self, arguments, count):  # type: ignore[no-untyped-def]
     known, tensor, start = _bytes_at(self), _new_tensor(), _new_words()
     at, end = start, start + 8 * MOST_WORDS
@@ -144,6 +171,8 @@ def _describe(self, arguments, count):  # type: ignore[no-untyped-def]
             at = 0
         elif kind == _get(known + _TENSOR) or kind == _get(known + _PARAMETER):
             at = _put_tensor(known, value, at, end, tensor)
+        elif kind == _get(known + _ARRAY):
+            at = _put_array(known, value, at, end)
         elif value == _get(known + _NONE):
             _put(at, 0)
             at += 8
@@ -168,9 +197,12 @@ def _run(self, arguments, count):  # type: ignore[no-untyped-def]
     _put(pointers, _new_workspace())
     for i in range(_get(known + _COUNT)):
         value = _get(arguments + 8 * _get(known + _PLACES + 8 * i))
-        if _read_tensor(_get(known + _READ), value, tensor) != 0:
+        if _get(value + _TYPE) == _get(known + _ARRAY):
+            address = _get(value + _ITS_DATA)
+        elif _read_tensor(_get(known + _READ), value, tensor) != 0:
             return 0
-        address = _get(tensor + _DATA) + _get(tensor + _OFFSET)
+        else:
+            address = _get(tensor + _DATA) + _get(tensor + _OFFSET)
         if address == 0:
             return _bool(0)
         _put(pointers + 8 + 8 * i, address)
@@ -243,31 +275,61 @@ def _place_of_keys(torch: Any) -> tuple[int, int] | None:
     return places[0] if len(places) == 1 else None
 
 
+#: The addresses of our types' objects, which live as long as this module.
+_types = np.array([id(NUMPY[number]) for number in (F32, F16, BF16)], np.uint64)
+
+
+@cache
+def _array_type() -> int:
+    """The address of NumPy's type of arrays; 0 if these are not as expected."""
+    if object.__basicsize__ != 16 or sys.byteorder != "little":
+        return 0
+    sample = np.zeros((5, 7), np.float32)[::2, ::3]
+    places = _word(id(sample) + _ITS_SHAPE), _word(id(sample) + _ITS_STRIDES)
+    flags = _word(id(sample) + _ITS_FLAGS)
+    sample.flags.writeable = False
+    found = (
+        _word(id(sample) + _ITS_DATA) == sample.ctypes.data
+        and _word(id(sample) + _ITS_DIMENSIONS) & 0xFFFFFFFF == 2
+        and tuple(_word(place + 8 * i) for place in places for i in range(2)) == (*sample.shape, *sample.strides)
+        and _word(id(sample) + _ITS_DTYPE) == id(sample.dtype) == _types[0]
+        and (flags ^ _word(id(sample) + _ITS_FLAGS)) & 0xFFFFFFFF == _WRITEABLE
+    )
+    return id(np.ndarray) if found else 0
+
+
 @cache
 def describer(torch: Any) -> Callable[..., bytes] | None:
     """A function of a call's arguments that gives bytes which tell it from all that differ in more than the data; none
-    where one is no tensor, None, int, bool, or short tuple or list of those two. It raises a RuntimeError of tensors
-    without strides or memory, an OverflowError of ints. None where this PyTorch or Python is not as expected."""
-    try:
-        read, places = _reader(torch), _place_of_keys(torch)
-    except Exception:  # a private function that is gone, or a mode that takes the samples for its own
+    where one is no tensor, array, None, int, bool, or short tuple or list of those two. It raises a RuntimeError of
+    tensors without strides or memory, an OverflowError of ints. None where this PyTorch or Python is not as expected.
+    `torch` may be None: then only arrays are known."""
+    read, tensor, parameter, size, places = 0, 0, 0, 0, (0, 0)
+    if torch is not None:
+        try:
+            read, found = _reader(torch), _place_of_keys(torch)
+        except Exception:  # a private function that is gone, or a mode that takes the samples for its own
+            return None
+        if not read or found is None or object.__basicsize__ != 16 or sys.byteorder != "little":
+            return None
+        tensor, parameter, size, places = id(torch.Tensor), id(torch.nn.Parameter), id(torch.Size), found
+    elif not _array_type():
         return None
-    if not read or places is None or object.__basicsize__ != 16 or sys.byteorder != "little":
-        return None
-    objects = torch.Tensor, torch.nn.Parameter, None, True, False, int, list, tuple, torch.Size
-    tensor, parameter, *others = map(id, objects)
-    describe: Callable[..., bytes] = _builtin(_describe, (read, tensor, parameter, *places, *others))
+    others = map(id, (None, True, False, int, list, tuple))
+    words = read, _array_type(), _types.ctypes.data, tensor, parameter, *places, *others, size
+    describe: Callable[..., bytes] = _builtin(_describe, words)
     return describe
 
 
 def runner(torch: Any, plan: Any, places: Sequence[int]) -> Callable[..., bool] | None:
     """A function of a call's arguments and results that runs a plan on those of them at these places; False, or a
     RuntimeError, where one has no memory. It does not keep the plan, which must live on. None for a plan that is not
-    small, or not of the CPU."""
+    small, or not of the CPU. `torch` as for `describer`."""
     program = plan.runner
     if not isinstance(program, Runner) or not program.alone or plan.workspace_bytes > MOST_WORKSPACE:
         return None
     if program.code.words > MOST_WORDS or len(places) >= MOST_POINTERS:
         return None
-    run: Callable[..., bool] = _builtin(_run, (_reader(torch), program.code.address, len(places), *places))
+    read = 0 if torch is None else _reader(torch)
+    run: Callable[..., bool] = _builtin(_run, (read, _array_type(), program.code.address, len(places), *places))
     return run
