@@ -187,6 +187,7 @@ def test_arrays_of_every_type_are_known(dtype: Any) -> None:
         assert functional._key(LN, tuple(arguments), None, "Any") in functional._known
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of assigning to these attributes
 def test_an_array_that_changes() -> None:
     arguments = _numpy_arguments()
     x = arguments[1] = arguments[1].copy()

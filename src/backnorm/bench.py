@@ -17,13 +17,13 @@ import itertools
 import json
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 
 from . import __version__, functional, threads
@@ -276,7 +276,7 @@ def record(results: list[Result], path: str) -> None:
 
     machine = {
         "backnorm": __version__, "torch": torch.__version__, "device": "cpu",
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": llvmlite.binding.get_host_cpu_name(),
         "threads": threads.get_num_threads(), "cpus": os.cpu_count(), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     with open(path, "w", encoding="utf-8") as file:
