@@ -15,7 +15,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from backnorm import batch_norm_backward_reduce, functional, layer_norm_backward  # noqa: E402
-from backnorm.ops import OPS  # noqa: E402
+from backnorm.ops import OPS, _calls  # noqa: E402
 
 LN = OPS["layer_norm_backward"]
 
@@ -172,6 +172,7 @@ def test_odd_arrays_do_not_pass_for_known_ones(kind: str, native: bool, monkeypa
         monkeypatch.setattr(functional, "_describe", None)
     arguments = _numpy_arguments()
     _check(arguments)
+    _check(arguments)  # the first call of all is not kept
     assert (functional._key(LN, tuple(arguments), None, "Any") in functional._known) == native
     for place in (0, 1, 3, 5):
         _check([*arguments[:place], ODD_ARRAYS[kind](arguments[place]), *arguments[place + 1 :]])
@@ -185,6 +186,75 @@ def test_arrays_of_every_type_are_known(dtype: Any) -> None:
         arguments = [np.asarray(dy, dtype), np.asarray(x, dtype, order=order), columns, mean, rstd, weight, *rest]
         _check(arguments)
         assert functional._key(LN, tuple(arguments), None, "Any") in functional._known
+
+
+def test_a_row_with_strides_of_its_own() -> None:
+    arguments = [value[:1] if np.ndim(value) == 2 else value for value in _numpy_arguments()]
+    arguments[1] = np.lib.stride_tricks.as_strided(arguments[1], (1, 64), (4000, 4))
+    _check(arguments)
+
+
+@pytest.mark.parametrize("library", [_arguments, _numpy_arguments])
+@pytest.mark.parametrize("changed", ["output_mask", "out"])
+def test_arguments_that_change_while_a_call_runs(library: Any, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was run is not kept for the arguments as they are afterwards."""
+    arguments = library()
+    _check(arguments)
+    *plain, _ = arguments
+    mask = [True, True, True]
+    results = layer_norm_backward(*plain, mask)
+    out = [result * 0 for result in results]
+    run_anew = functional._run_anew
+
+    def run_and_change(*call: Any) -> Any:
+        done = run_anew(*call)
+        if changed == "out":
+            out[0] = out[0][:1]
+        else:
+            mask[0] = False
+        return done
+
+    functional._known.clear()
+    monkeypatch.setattr(functional, "_run_anew", run_and_change)
+    layer_norm_backward(*plain, mask, out=out if changed == "out" else None)
+    monkeypatch.undo()
+    if changed == "out":
+        with pytest.raises(functional.AclnnError, match="grad_input must have the shape of input"):
+            layer_norm_backward(*plain, mask, out=out)
+    else:
+        assert layer_norm_backward(*plain, mask)[0] is None
+
+
+def test_a_torch_that_native_code_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But NumPy it can."""
+    describer = _calls.describer
+    monkeypatch.setattr(_calls, "describer", lambda torch: None if torch is not None else describer(None))
+    monkeypatch.setattr(_calls, "_reader", lambda torch: 0)
+    monkeypatch.setattr(functional, "_describe", None)
+    functional._known.clear()
+    for _ in range(3):
+        _check(_numpy_arguments())
+        _check(_arguments())
+    functional._known.clear()
+
+
+def test_results_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known call says so in the same words as a first one."""
+
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise MemoryError("numpy's words")
+
+    monkeypatch.setattr(functional, "_new_array", lambda like: none_left)
+    functional._known.clear()
+    arguments = _numpy_arguments(rows=5)
+    for _ in range(2):
+        layer_norm_backward(*arguments)
+    assert functional._key(LN, tuple(arguments), None, "Any") in functional._known
+    monkeypatch.setattr("backnorm.arrays.np.empty", none_left)
+    with pytest.raises(MemoryError, match="an output of shape"):
+        layer_norm_backward(*arguments)
+    monkeypatch.undo()
+    functional._known.clear()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of assigning to these attributes

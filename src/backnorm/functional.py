@@ -229,22 +229,24 @@ def _run(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, prod
         _profile(op, product)
     if out is not None and (type(out) not in (tuple, list) or len({*map(id, out)}) < len(op.outputs)):
         _given_outputs(op, out)
-    known = _known.get(_key(op, arguments, out, product))
+    key = _key(op, arguments, out, product)
+    known = _known.get(key)
     if known is None:
-        plan, results = _run_anew(op, arguments, out, product)
-        _remember(op, arguments, out, product, plan, results)
-        return results
+        plan, made = _run_anew(op, arguments, out, product)
+        _remember(key, op, arguments, out, product, plan, made)
+        return made
     plan, outputs, places, run, address, on_gpu = known
-    results = tuple([None if new is None else new() for new in outputs] if out is None else out)
+    results: tuple[Any, ...] = ()
     addresses: list[int] = []
     try:
+        results = tuple([None if new is None else new() for new in outputs] if out is None else out)
         if run is not None:
             done = run(*arguments, *results)
         else:
             everything = (*arguments, *results)
             addresses = [address(everything[place]) for place in places]
             done = 0 not in addresses
-    except RuntimeError:  # of tensors that look plain but wrap others
+    except (RuntimeError, MemoryError):  # of tensors that look plain but wrap others; of results that do not fit
         done = False
     if not done:  # no memory, which the long way tells
         return _run_anew(op, arguments, out, product)[1]
@@ -265,9 +267,11 @@ def _are_numpy(op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None
 
 
 def _remember(
-    op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str, plan: Plan, results: Sequence[Any]
-) -> None:
-    """Keep a call of plain tensors, or of plain arrays."""
+    key: Any, op: OpSpec, arguments: tuple[Any, ...], out: Sequence[Any] | None, product: str, plan: Plan,
+    results: Sequence[Any],
+) -> None:  # fmt: skip
+    """Keep a call of plain tensors, or of plain arrays: if it has still the key that it had before it was made, since
+    another thread may have changed an argument meanwhile. The first call of a kind of library has none yet."""
     global _describe
     from .ops import _calls
 
@@ -283,13 +287,12 @@ def _remember(
         new, address, on_gpu = _new_array, address_of, False
     else:
         return
-    key = _key(op, arguments, out, product)
-    if key is None:
+    if key is None or key != _key(op, arguments, out, product):
         return
     names = [param.name for param in (*op.inputs, *op.outputs)]
     places = tuple(names.index(name) for name in plan.tensors)
     outputs = tuple(None if result is None else new(result) for result in results)
-    run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
+    run = _calls.runner(torch, plan, places) if plan.writes else None
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[key] = _Known(plan, outputs, places, run, address, on_gpu)
@@ -301,7 +304,8 @@ def _new_tensor(like: Any) -> Callable[[], Any]:
 
 
 def _new_array(like: Any) -> Callable[[], Any]:
-    if like.size and like.flags.c_contiguous:
+    strides = tuple(step * like.itemsize for step in contiguous_strides(like.shape))
+    if like.size and like.strides == strides:
         return partial(np.empty, like.shape, like.dtype)
     return partial(empty_strided, like.shape, like.strides, like.dtype)
 

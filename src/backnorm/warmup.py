@@ -16,9 +16,8 @@ _TYPES = (F32, F16, BF16)
 
 def work() -> Iterator[Callable[[], object]]:
     """The calls to make: types, masks, and both ways each operator can go."""
-    for dtype, cols in itertools.product(
-        _TYPES, (5, 16, 20, 32, 40, 48, 60, 64)
-    ):  # in registers, of one to four vectors
+    vectors = (5, 16, 20, 32, 40, 48, 60, 64)  # one to four, which stay in registers
+    for dtype, cols in itertools.product(_TYPES, vectors):
         yield partial(_layer_norm, NUMPY[dtype], (4, cols), (True, True, True))
     for dtype, shape in itertools.product(_TYPES, ((4, 100), (4, 1000), (2, 32800), (1, 32800))):
         for mask in ((True, True, True), (True, False, False), (False, True, False)):

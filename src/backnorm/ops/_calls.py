@@ -324,9 +324,14 @@ def describer(torch: Any) -> Callable[..., bytes] | None:
 def runner(torch: Any, plan: Any, places: Sequence[int]) -> Callable[..., bool] | None:
     """A function of a call's arguments and results that runs a plan on those of them at these places; False, or a
     RuntimeError, where one has no memory. It does not keep the plan, which must live on. None for a plan that is not
-    small, or not of the CPU. `torch` as for `describer`."""
+    small, or not of the CPU, and where there is no `describer` for this `torch`."""
     program = plan.runner
-    if not isinstance(program, Runner) or not program.alone or plan.workspace_bytes > MOST_WORKSPACE:
+    if (
+        describer(torch) is None
+        or not isinstance(program, Runner)
+        or not program.alone
+        or plan.workspace_bytes > MOST_WORKSPACE
+    ):
         return None
     if program.code.words > MOST_WORDS or len(places) >= MOST_POINTERS:
         return None

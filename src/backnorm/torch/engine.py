@@ -91,7 +91,7 @@ def _prepare(op_name: str, tensors: Sequence[Tensor | None], rest: tuple[Any, ..
         for desc in descs
     )
     places = tuple(names.index(name) for name in plan.tensors)
-    run = _calls.runner(torch, plan, places) if _describe is not None and plan.writes else None
+    run = _calls.runner(torch, plan, places) if plan.writes else None
     return _Prepared(plan, outputs, places, run)
 
 

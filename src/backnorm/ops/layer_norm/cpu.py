@@ -313,7 +313,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             rows_kernel = _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK)
         program.job(
             rows_kernel, -(-tiling.chunks // tiling.task_chunks), elements, *inputs, dx, dx_step, tiling.streamed, sums,
-            tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks, bool(columns),
+            tiling.partial_step, rows, cols, tiling.chunk_rows, tiling.task_chunks,
+            bool(columns),  # for short rows, which have one kernel with sums and without
         )  # fmt: skip
     else:
         single, spans = rows == 1, tiling.spans
