@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backnorm import acl, threads
+from backnorm import acl, functional, plan, threads
 from backnorm.acl.runtime import runtime
 
 settings.register_profile(
@@ -31,10 +31,20 @@ def default_product() -> Iterator[None]:
     runtime._chosen_soc = None
 
 
+def forget_plans() -> None:
+    """And known calls, so that changed numbers of a tiling count."""
+    functional.kind_of_call.cache_clear()
+    functional._known.clear()
+    plan._make_plan.cache_clear()
+
+
 @pytest.fixture
 def small_work_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Among as many threads as a test asks for; afterwards there are as many as before."""
+    """Among as many threads as a test asks for; afterwards there are as many as before. Known calls would be run by
+    their caller alone."""
     before = threads._num_threads
     monkeypatch.setattr(threads, "_ELEMENTS_A_THREAD", 1)
+    forget_plans()
     yield
     threads._num_threads = before
+    forget_plans()

@@ -23,7 +23,7 @@ from numba import types
 from numba.core.ccallback import CFunc
 
 import backnorm
-from backnorm import functional, plan, threads, warmup
+from backnorm import functional, threads, warmup
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
 from backnorm.datatypes import BF16, F16, F32
 from backnorm.ops import OPS, _views
@@ -41,16 +41,12 @@ from backnorm.ops.layer_norm.short_rows import SHORT, short_rows
 from backnorm.products import PRODUCTS
 from backnorm.spec import Call, tensor
 
+from .conftest import forget_plans
+
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 pytestmark = pytest.mark.usefixtures("small_work_is_shared_out")
-
-
-def forget_plans() -> None:
-    """So that changed numbers of a tiling count."""
-    functional.kind_of_call.cache_clear()
-    plan._make_plan.cache_clear()
 
 
 def _arrays(shape: tuple[int, ...], dtype: str, seed: int = 0) -> tuple[Any, Any]:
@@ -208,6 +204,7 @@ def test_a_workspace_may_begin_anywhere_and_is_no_larger_than_said(
         return int(memory.ctypes.data + given[-1][1])
 
     monkeypatch.setattr(functional._Scratch, "take", take)
+    forget_plans()
     backnorm.set_num_threads(3)
     assert bits(CALLS[call]("bfloat16")) == expected
     for memory, start, size in given:

@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 
 # ruff: noqa: E402 (Triton must see the environment)
 import backnorm
-from backnorm import backends, functional
+from backnorm import backends
 from backnorm.accuracy import excess
 from backnorm.arrays import describe
 from backnorm.datatypes import F32
@@ -37,10 +37,12 @@ from backnorm.ops.group_norm import gpu_tiling as gn_tiling
 from backnorm.ops.group_norm import reference as gn
 from backnorm.ops.layer_norm import gpu_tiling as ln_tiling
 from backnorm.ops.layer_norm import reference as ln
-from backnorm.plan import _make_plan, make_plan
+from backnorm.plan import make_plan
 from backnorm.products import PRODUCTS
 from backnorm.spec import ARRAYS, Call, TensorDesc
 from backnorm.status import AclnnError
+
+from .conftest import forget_plans
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: float16 lies in memory as bfloat16 does; the interpreter, which takes its time, is spared it where layouts are meant.
@@ -872,9 +874,7 @@ def test_the_same_bits_run_to_run_on_any_stream_and_in_a_graph(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name in CALLS if " of " in name])
 def test_the_same_bits_where_not_all_programs_run_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[bytes]:
-        _make_plan.cache_clear()
-        functional._known.clear()
-        functional.kind_of_call.cache_clear()
+        forget_plans()
         return _bits(getattr(backnorm, name.replace(",", " ").split()[0])(*CALLS[name]()))
 
     together = run()
