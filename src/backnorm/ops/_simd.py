@@ -21,6 +21,7 @@ from ._formats import (
     _F16,
     _F32,
     LANES,
+    ON_ZEN,
     _bytes,
     _constant,
     _double,
@@ -332,13 +333,13 @@ def copy_scalar(typing: Any, tag: Any, target: Any, source: Any) -> Any:
 
 @_intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for a cache line to read, into the L2 cache; any address will do."""
+    """Ask for a cache line to read; any address will do. Into which cache: see AHEAD in _views.py."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(b, args[0], ir.IntType(8))
         function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
         fetch = b.module.declare_intrinsic("llvm.prefetch.p0", (), function)
-        b.call(fetch, [pointer, _i32(0), _i32(2), _i32(1)])
+        b.call(fetch, [pointer, _i32(0), _i32(2 if ON_ZEN else 3), _i32(1)])
         return context.get_dummy_value()
 
     return types.none(types.int64), generate
@@ -448,6 +449,16 @@ def keep(typing: Any, value: Any, count: Any) -> Any:
     return vec(vec, types.int64), generate
 
 
+@_intrinsic
+def choose(typing: Any, here: Any, beyond: Any, count: Any) -> Any:
+    """The first `count` lanes of one vector, the others of another."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.select(_lanes_below(b, args[2]), args[0], args[1])
+
+    return vec(vec, vec, types.int64), generate
+
+
 def _from_lane(b: Any, count: Any, lanes: int) -> Any:
     """Numbers of lanes from `count` on."""
     return b.add(ir.Constant(_v(_i32, lanes), list(range(lanes))), _repeat(b, b.trunc(count, _i32), lanes))
@@ -513,8 +524,19 @@ def settle(typing: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def all_finite(typing: Any, value: Any) -> Any:
+    """Whether no lane is NaN or an infinity."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        nothing = b.fcmp_ordered("oeq", b.fsub(args[0], args[0]), _constant(_float, 0.0))
+        return b.icmp_unsigned("==", b.bitcast(nothing, _i16), _i16(0xFFFF))
+
+    return types.boolean(vec), generate
+
+
+@_intrinsic
 def sum_lanes(typing: Any, value: Any) -> Any:
-    """The sum of the lanes: in float32, halves onto halves."""
+    """The sum of the lanes, in their type: halves onto halves."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         value, lanes = args[0], LANES
@@ -523,7 +545,7 @@ def sum_lanes(typing: Any, value: Any) -> Any:
             value = b.fadd(part(b, value, 0, lanes), part(b, value, lanes, lanes))
         return b.extract_element(value, _i32(0))
 
-    return types.float32(vec), generate
+    return (types.float32 if value == vec else types.float64)(value), generate
 
 
 @_intrinsic
@@ -575,3 +597,40 @@ def load_wide(typing: Any, address: Any) -> Any:
         return b.load(_pointer(b, args[0], _v(_double)), align=8)
 
     return wide(types.int64), generate
+
+
+def _masked_doubles(b: Any, lanes: int, count: Any) -> tuple[Any, Any, Any, Any]:
+    """Types and arguments that masked loads and stores of float64 share."""
+    vector = _v(_double, lanes)
+    return vector, f"v{lanes}f64.p0", _i32(8), _lanes_below(b, count, lanes)
+
+
+@_intrinsic
+def load_wide_part(typing: Any, address: Any, count: Any) -> Any:
+    """The first `count` float64, zeros in the other lanes; touches no other memory."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        vector, name, align, mask = _masked_doubles(b, LANES, args[1])
+        pointer = _pointer(b, args[0], vector)
+        kind = ir.FunctionType(vector, [pointer.type, align.type, mask.type, vector])
+        masked = b.module.declare_intrinsic(f"llvm.masked.load.{name}", (), kind)
+        return b.call(masked, [pointer, align, mask, ir.Constant(vector, None)])
+
+    return wide(types.int64, types.int64), generate
+
+
+@_intrinsic
+def store_halves(typing: Any, value: Any, low: Any, high: Any, count: Any) -> Any:
+    """The first `count` of the lower 8 lanes and of the upper 8, as float64, to two places; touches no other memory."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        half = LANES // 2
+        vector, name, align, mask = _masked_doubles(b, half, args[3])
+        for start, address in ((0, args[1]), (half, args[2])):
+            pointer = _pointer(b, address, vector)
+            kind = ir.FunctionType(ir.VoidType(), [vector, pointer.type, align.type, mask.type])
+            masked = b.module.declare_intrinsic(f"llvm.masked.store.{name}", (), kind)
+            b.call(masked, [b.fpext(part(b, args[0], start, half), vector), pointer, align, mask])
+        return context.get_dummy_value()
+
+    return types.none(vec, types.int64, types.int64, types.int64), generate

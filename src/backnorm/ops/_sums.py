@@ -20,7 +20,6 @@ from ._simd import (
     keep,
     load,
     load_line,
-    load_one,
     load_part,
     load_wide,
     mul,
@@ -29,7 +28,7 @@ from ._simd import (
     scratch,
     splat,
     store,
-    store_double,
+    store_halves,
     store_part,
     store_wide,
     stream_line,
@@ -119,42 +118,37 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any)
 
 @inline
 def sum_planes(
-    T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, channels: Any, hw: Any, m: Any, r: Any, sums: Any, step: Any,
-    apart: Any,
-) -> Any:  # fmt: skip
-    """Sums of dy and dy * x_hat over planes of up to LARGEST_LANES elements, in float64, `step` bytes from channel to
-    channel, those of dy * x_hat `apart` bytes further.
+    T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, channels: Any, hw: Any, m: Any, r: Any, sums: Any, apart: Any
+) -> Any:
+    """Sums of dy and dy * x_hat over planes of up to LARGEST_LANES elements, one after the other in float64, those of
+    dy * x_hat `apart` bytes further.
 
-    Two vectors of sums take turns. The lanes of 16 planes are added up together: of 49 elements that is half of what a
+    Two vectors of sums take turns. The lanes of 8 planes are added up together: of 49 elements that is half of what a
     plane takes otherwise.
     """
-    one, lanes = np.float32(0), scratch(16 * 128)
+    one, lanes = np.float32(0), scratch(16 * 64)
     mean, rstd, size = splat(m), splat(r), width(T)
-    for first in range(0, channels, 16):
-        count = min(16, channels - first)
-        for i in range(count):
-            d, p = dy + (first + i) * dy_c, x + (first + i) * x_c
+    pairs, single, rest = hw // 32, hw % 32 >= 16, hw % 16
+    for first in range(0, channels, 8):
+        count, place = min(8, channels - first), lanes
+        for _ in range(count):
+            d, p = dy, x
             a, b, c, e = splat(one), splat(one), splat(one), splat(one)
-            for _ in range(hw // 32):
+            for _ in range(pairs):
                 wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
                 a, b = add(a, wdy), fma(wdy, x_hat, b)
                 wdy, x_hat = _terms(T, d + 16 * size, p + 16 * size, 16, mean, rstd, None)
                 c, e, d, p = add(c, wdy), fma(wdy, x_hat, e), d + 32 * size, p + 32 * size
-            if hw % 32 >= 16:
+            if single:
                 wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
                 a, b, d, p = add(a, wdy), fma(wdy, x_hat, b), d + 16 * size, p + 16 * size
-            if hw % 16 > 0:
-                wdy, x_hat = _terms(T, d, p, hw % 16, mean, rstd, None)
+            if rest > 0:
+                wdy, x_hat = _terms(T, d, p, rest, mean, rstd, None)
                 c, e = add(c, wdy), fma(wdy, x_hat, e)
-            store(one, lanes + i * 128, add(a, c))
-            store(one, lanes + i * 128 + 64, add(b, e))
-        s1, s2 = sum_lanes_of_16(lanes, 128), sum_lanes_of_16(lanes + 64, 128)
-        store(one, lanes, s1)
-        store(one, lanes + 64, s2)
-        for i in range(count):
-            place = sums + (first + i) * step
-            store_double(place, np.float64(load_one(lanes + i * 4)))
-            store_double(place + apart, np.float64(load_one(lanes + i * 4 + 64)))
+            store(one, place, add(a, c))
+            store(one, place + 8 * 64, add(b, e))
+            place, dy, x = place + 64, dy + dy_c, x + x_c
+        store_halves(sum_lanes_of_16(lanes, 64), sums + first * 8, sums + first * 8 + apart, count)
 
 
 @inline
@@ -274,14 +268,6 @@ def _x_hat(T: Any, x: Any, count: Any, at: Any, means: Any, rstds: Any) -> Any:
     if rstds is not None:
         x_hat = mul(x_hat, load(np.float32(0), rstds + at))
     return keep(x_hat, count)
-
-
-@inline
-def total_columns(partials: Any, step: Any, count: Any, cols: Any, totals: Any, apart: Any) -> Any:
-    """float64 totals of what sum_columns made of `count` chunks: of dy, and `apart` bytes further of dy * x_hat."""
-    for v in range((cols + 15) // 16):
-        store_wide(totals + v * 128, _total(partials + v * 128, step, count))
-        store_wide(totals + apart + v * 128, _total(partials + v * 128 + 64, step, count))
 
 
 @inline

@@ -17,12 +17,16 @@ from .._simd import (
     load_double,
     load_one,
     load_part,
+    load_wide,
     prefetch,
     splat,
     store,
     store_double,
+    store_wide,
     sub,
     sum_lanes,
+    sum_lanes_of_16,
+    widen,
     width,
     words,
 )
@@ -39,6 +43,15 @@ def _add_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
         s1, s2 = s1 + load_double(place), s2 + load_double(place + apart)
     store_double(place, s1)
     store_double(place + apart, s2)
+
+
+@inline
+def _add_wide_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
+    """The same of 16 channels."""
+    if not first:
+        s1, s2 = add(s1, load_wide(place)), add(s2, load_wide(place + apart))
+    store_wide(place, s1)
+    store_wide(place + apart, s2)
 
 
 @inline
@@ -163,8 +176,13 @@ def small_plane_sums(T: Any) -> Any:
                     _add_small_planes(T, d, dy_c, p, x_c, n & 15, mean, first, last, table, True)
                 else:
                     _add_small_planes(T, d, dy_c, p, x_c, n, mean, first, last, table, width(T) == 2 or not ON_ZEN)
-            lanes = table
-            for c in range(first, last):
+            lanes, whole = table, first + (last - first) // 16 * 16
+            for c in range(first, whole, 16):
+                s1, s2 = sum_lanes_of_16(lanes, 128), sum_lanes_of_16(lanes + 64, 128)
+                _add_wide_sums(place + c * 8, pad, chunk == start, widen(s1), widen(s2))
+                clear(lanes, 16 * 128)
+                lanes += 16 * 128
+            for c in range(whole, last):
                 s1 = np.float64(sum_lanes(load(np.float32(0), lanes)))
                 s2 = np.float64(sum_lanes(load(np.float32(0), lanes + 64)))
                 _add_sums(place + c * 8, pad, chunk == start, s1, s2)

@@ -15,7 +15,7 @@ from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels
 from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
 from .rows import group_rows
-from .tiling import LONGEST_AHEAD_ON_ZEN, Tiling, padded
+from .tiling import LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN, Tiling, padded
 
 
 def build(program: Program, tiling: Tiling, call: Call) -> None:
@@ -43,21 +43,20 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         for name, count in (("mean", n * groups), ("rstd", n * groups), ("gamma", channels))
     )
     T, elements, pad = TAGS[call.input.dtype], n * channels * hw, padded(channels) * 8
-    ahead, sums_ahead = tiling.ahead, tiling.sums_ahead
-    if ON_ZEN:
-        ahead, sums_ahead = ahead if ahead <= LONGEST_AHEAD_ON_ZEN else 0, 0
+    ahead, sums_ahead = _requests(tiling)
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
+    sums_n = 2 * pad if tiling.samples_together == 1 else 4 * pad + 128
 
     if images.pixels and not tiling.as_rows:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, pad, Place(WORKSPACE, tiling.totals),
-            Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.chunks,
-            tiling.together, ahead, tiling.fours,
+            Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups, width_g, hw, tiling.blocks,
+            tiling.block_rows, tiling.together, ahead, tiling.fours,
         )  # fmt: skip
         if tiling.split:
-            by_chunk = program.arguments(*shared, tiling.per_split_task), tiling.split_tasks
+            by_block = program.arguments(*shared, tiling.per_split_task), tiling.split_tasks
             by_sample = program.arguments(*shared, 1), 1
-            steps = zip((1, 2, 3, 4) if wants_dx else (1, 2, 3), (by_sample, by_chunk) * 2)
+            steps = zip((1, 2, 3, 4) if wants_dx else (1, 2, 3), (by_sample, by_block) * 2)
             _by_batches(program, tiling, n, elements, [(pixels(T, wants_dx, step), *rest) for step, rest in steps])
         else:
             program.job(pixels(T, wants_dx, 0), -(-n // tiling.per_task), elements, *shared, tiling.per_task)
@@ -75,35 +74,53 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     elif not tiling.split:
         program.job(
             whole_planes(T, wants_dx), -(-n * groups // tiling.per_task), elements, *inputs,
-            *output, mean, rstd, gamma, sums, pad, n * groups, groups, width_g, hw, tiling.per_task, ahead,
-            sums_ahead,
+            *output, mean, rstd, gamma, sums, sums_n, pad, n * groups, groups, width_g, hw, tiling.joined_planes,
+            tiling.samples_together, tiling.per_task, ahead, sums_ahead,
         )  # fmt: skip
     else:
         spans, per, tasks = tiling.spans, tiling.per_split_task, tiling.split_tasks
+        apart = n * channels * spans * 8
         group_sums, shape_g = Place(WORKSPACE, tiling.group_sums), (groups, width_g, hw, spans)
         sweeps = [
-            (split_planes_sums(T), program.arguments(*inputs, mean, rstd, partials, *shape_g, per, sums_ahead), tasks),
+            (
+                split_planes_sums(T),
+                program.arguments(*inputs, mean, rstd, partials, apart, *shape_g, per, sums_ahead),
+                tasks,
+            ),
             (
                 split_planes_groups(T),
-                program.arguments(*inputs, mean, rstd, gamma, partials, sums, pad, group_sums, *shape_g),
+                program.arguments(*inputs, mean, rstd, gamma, partials, apart, sums, pad, group_sums, *shape_g),
                 1,
             ),
         ]
         if wants_dx:
-            dx = program.arguments(*inputs, *output, mean, rstd, gamma, group_sums, *shape_g, per)
+            dx = program.arguments(
+                *inputs, *output, mean, rstd, gamma, group_sums, *shape_g, tiling.joined_planes, per, ahead
+            )
             sweeps.append((split_planes_dx(T), dx, tasks))
         _by_batches(program, tiling, n * groups, elements, sweeps)
     if "gradInput" in images.packed:
         copy_images(program, "gradInput", call.gradInput, images, shape, False)
-    parts = tiling.chunks if tiling.as_rows else n
+    parts = tiling.chunks if tiling.as_rows else -(-n // tiling.samples_together)
     results = []
+    if tiling.samples_together > 1:
+        sums += 2 * pad
     for name, start in (("gradGammaOut", sums + pad), ("gradBetaOut", sums)):
         if name in program:
             out = Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
             results.append(ColumnResult(call.values[name].dtype, start, 0, out))
-    add_up(program, results, True, 2 * pad, parts, channels)
+    add_up(program, results, True, sums_n, parts, channels)
     for name, offset in tiling.scattered.items():
         unpack(program, name, call.values[name], Place(WORKSPACE, offset))
+
+
+def _requests(tiling: Tiling) -> tuple[int, int]:
+    """From how many bytes ahead memory is asked for: for dx and, of planes, for sums."""
+    own = tiling.unit_bytes
+    if ON_ZEN:
+        far = AHEAD if tiling.split and not tiling.images.pixels else 0
+        return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0
+    return own if own <= LONGEST_AHEAD else AHEAD, tiling.sums_ahead
 
 
 def _by_batches(

@@ -14,24 +14,34 @@ import numpy as np
 from .._native import inline, kernel
 from .._rows import begin_run, end_run, extend_run, pass_over, room_in_run
 from .._simd import (
+    add,
+    all_finite,
     base,
+    choose,
     fma,
     load_double,
     load_mixed,
     load_one,
     load_part,
+    load_wide,
+    load_wide_part,
     mul,
     prefetch,
     splat,
     store_double,
+    store_or_stream,
     store_or_stream_mixed,
     store_part,
+    store_wide,
     sub,
+    sum_lanes,
+    widen,
     width,
     words,
+    zeros_wide,
 )
-from .._sums import sum_block, sum_planes, sum_run, sum_span
-from .._views import AHEAD, LARGEST_LANES, SPAN
+from .._sums import clear, sum_block, sum_planes, sum_run, sum_span
+from .._views import LARGEST_LANES, SPAN
 
 
 @inline
@@ -76,6 +86,10 @@ def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, 
         for _ in range(line // step):
             store_or_stream_mixed(T, target + k, _dx(load_mixed(T, d + k), load_mixed(T, p + k), f), streamed)
             k += step
+    if ahead > 0:
+        for rest in range(k, end, 64):  # else one in three lines of 7x7 planes would come late
+            prefetch(d + rest + ahead)
+            prefetch(p + rest + ahead)
     if k < last:
         store_or_stream_mixed(T, target + k, _dx(load_mixed(T, d + k), load_mixed(T, p + k), f), streamed)
     if streamed:
@@ -85,6 +99,52 @@ def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, 
             results = extend_run(T, results, dx_of(T, d + last, p + last, count, f), count)
     elif last < end:
         put_dx(T, d + last, p + last, target + last, (end - last) // size, f)
+    return results
+
+
+@inline
+def _joined_dx(
+    T: Any, streamed: Any, dy: Any, x: Any, dx: Any, channels: Any, hw: Any, gamma: Any, f: Any, ahead: Any,
+    results: Any,
+) -> Any:  # fmt: skip
+    """The same of some channels' planes of 16 elements or more, without gaps: what one leaves of a vector, the next one
+    fills. Of 49 elements that is two thirds of what `_plane_dx` takes."""
+    mean, rstd, g, minus_c1, minus_c2 = f
+    size, step, end, total, at = width(T), 16 * width(T), hw * width(T), channels * hw * width(T), 0
+    if streamed:
+        lead = room_in_run(results)
+        if lead > 0:
+            results = extend_run(T, results, dx_of(T, dy, x, lead, f), lead)
+            at = lead * size
+    elif dx % step != 0 and dx % size == 0:  # as in `_plane_dx`
+        at = -dx % step
+        put_dx(T, dy, x, dx, at // size, f)
+    begun, last = at, at + (total - at) // step * step
+    d, p, target, d_ahead, p_ahead = base(dy), base(x), base(dx), base(dy + ahead), base(x + ahead)
+    for c in range(channels):
+        f, inside = (mean, rstd, g, minus_c1, minus_c2), min(end, last)
+        while at + step <= inside:
+            if ahead > 0 and (size == 4 or at % 64 == 0):  # once for each cache line
+                prefetch(d_ahead + at)
+                prefetch(p_ahead + at)
+            store_or_stream_mixed(T, target + at, _dx(load_mixed(T, d + at), load_mixed(T, p + at), f), streamed)
+            at += step
+        following = splat(load_one(gamma + min(c + 1, channels - 1) * 4))
+        if at < inside:
+            if ahead > 0:
+                prefetch(d_ahead + at)
+                prefetch(p_ahead + at)
+            f = mean, rstd, choose(g, following, (end - at) // size), minus_c1, minus_c2
+            store_or_stream(T, target + at, dx_of(T, d + at, p + at, 16, f), streamed)
+            at += step
+        g, end = following, end + hw * size
+    count, f = (total - last) // size, (mean, rstd, g, minus_c1, minus_c2)
+    if streamed:
+        results = pass_over(results, last - begun)
+        if count > 0:
+            results = extend_run(T, results, dx_of(T, dy + last, x + last, count, f), count)
+    elif count > 0:
+        put_dx(T, dy + last, x + last, dx + last, count, f)
     return results
 
 
@@ -108,18 +168,22 @@ def total_group(
     T: Any, dy: Any, dy_c: Any, dy_h: Any, x: Any, x_c: Any, x_h: Any, rows: Any, run: Any, m: Any, r: Any, gamma: Any,
     sums: Any, pad: Any, channels: Any,
 ) -> Any:  # fmt: skip
-    """A group's sums from those of its channels: gamma times each, or term by term where gamma is not finite."""
-    c1, c2 = 0.0, 0.0
+    """A group's sums from those of its channels: gamma times each, or term by term where one is not finite."""
+    c1, c2, finite = zeros_wide(), zeros_wide(), True
+    for c in range(0, channels, 16):
+        count = min(16, channels - c)
+        g = load_part(np.float32(0), gamma + c * 4, count)
+        finite = finite and all_finite(g)
+        c1 = add(c1, mul(load_wide_part(sums + c * 8, count), widen(g)))
+        c2 = add(c2, mul(load_wide_part(sums + pad + c * 8, count), widen(g)))
+    if finite:
+        return sum_lanes(c1), sum_lanes(c2)
+    s1, s2 = 0.0, 0.0
     for c in range(channels):
         g = load_one(gamma + c * 4)
-        if np.isfinite(g):
-            c1 += load_double(sums + c * 8) * np.float64(g)
-            c2 += load_double(sums + pad + c * 8) * np.float64(g)
-        else:
-            a, b = _weighed_terms(T, dy + c * dy_c, dy_h, x + c * x_c, x_h, rows, run, m, r, g)
-            c1 += a
-            c2 += b
-    return c1, c2
+        a, b = _weighed_terms(T, dy + c * dy_c, dy_h, x + c * x_c, x_h, rows, run, m, r, g)
+        s1, s2 = s1 + a, s2 + b
+    return s1, s2
 
 
 @inline
@@ -127,38 +191,60 @@ def _plane_factors(m: Any, r: Any, g: Any, c1: Any, c2: Any, size: Any) -> Any:
     return splat(m), splat(r), splat(g), splat(np.float32(-c1 / size)), splat(np.float32(-c2 / size))
 
 
+@inline
+def _add_group(sums: Any, totals: Any, pad: Any, channels: Any) -> Any:
+    """A group's channel sums onto those of some samples. Up to 15 channels behind them get zeros added."""
+    for c in range(0, channels * 8, 128):
+        for at in (c, pad + c):
+            value = load_wide_part(sums + at, min(16, channels - c // 8))
+            store_wide(totals + at, add(load_wide(totals + at), value))
+
+
 @kernel
 def whole_planes(T: Any, wants_dx: Any) -> Any:
-    """Some groups a task: their channels' sums into sums[sample][2][channel], then dx. Steps count bytes."""
+    """Some groups a task: their channels' sums into sums[sample][2][channel], then dx. Steps count bytes.
+
+    Of small samples some are `together` a task; the sums of all are behind those of the last one.
+    """
 
     def run(args: Any, task: Any) -> Any:
         (
-            dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, sums, pad, tasks, groups, width_g,
-            hw, per, ahead, sums_ahead,
-        ) = words(args, 22)  # fmt: skip
+            dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, sums, sums_n, pad, tasks, groups,
+            width_g, hw, joined, together, per, ahead, sums_ahead,
+        ) = words(args, 25)  # fmt: skip
         size = np.float64(width_g) * np.float64(hw)
         streamed = streamed if dx % width(T) == 0 else 0
-        n, first = task * per // groups, task * per % groups * width_g
-        results = begin_run(T, dx + n * dx_n + first * dx_c, streamed)
+        n, g = task * per // groups, task * per % groups
+        results = begin_run(T, dx + n * dx_n + g * width_g * dx_c, streamed)
+        if together > 1:
+            clear(sums + n // together * sums_n + 2 * pad, 2 * pad + 128)
         for group in range(task * per, min(tasks, task * per + per)):
-            n, first = group // groups, group % groups * width_g
+            first = g * width_g
             m, r = load_one(mean + group * 4), load_one(rstd + group * 4)
             d, p = dy + n * dy_n + first * dy_c, x + n * x_n + first * x_c
-            place = sums + n * 2 * pad + first * 8
+            place = sums + n // together * sums_n + first * 8
             if hw <= LARGEST_LANES:
-                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, 8, pad)
+                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, pad)
             else:
                 for c in range(width_g):
                     s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None, sums_ahead)
                     store_double(place + c * 8, s1)
                     store_double(place + pad + c * 8, s2)
+            if together > 1:
+                _add_group(place, place + 2 * pad, pad, width_g)
             if wants_dx:
-                weights = gamma + first * 4
+                weights, target = gamma + first * 4, dx + n * dx_n + first * dx_c
                 c1, c2 = total_group(T, d, dy_c, 0, p, x_c, 0, 1, hw, m, r, weights, place, pad, width_g)
-                for c in range(width_g):
-                    f = _plane_factors(m, r, load_one(weights + c * 4), c1, c2, size)
-                    target = dx + n * dx_n + (first + c) * dx_c
-                    results = _plane_dx(T, streamed, d + c * dy_c, p + c * x_c, target, hw, f, ahead, results)
+                if joined:
+                    f = _plane_factors(m, r, load_one(weights), c1, c2, size)
+                    results = _joined_dx(T, streamed, d, p, target, width_g, hw, weights, f, ahead, results)
+                else:
+                    for c in range(width_g):
+                        f = _plane_factors(m, r, load_one(weights + c * 4), c1, c2, size)
+                        results = _plane_dx(
+                            T, streamed, d + c * dy_c, p + c * x_c, target + c * dx_c, hw, f, ahead, results
+                        )
+            n, g = (n, g + 1) if g + 1 < groups else (n + 1, 0)
         end_run(T, results)
 
     return run
@@ -186,10 +272,12 @@ def _next_span(c: Any, start: Any, hw: Any) -> Any:
 
 @kernel
 def split_planes_sums(T: Any) -> Any:
-    """Some spans of a group a task, into span_sums[sample][channel][span]."""
+    """Some spans of a group a task, into span_sums[2][sample][channel][span]; `apart` is the step of the first axis."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, groups, width_g, hw, spans, per, ahead = words(args, 15)
+        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, span_sums, apart, groups, width_g, hw, spans, per, ahead = words(
+            args, 16
+        )
         channels, size = groups * width_g, width(T)
         first, stop = _items(task, width_g * spans, per)
         n, c, start = _span(first, spans, channels)
@@ -197,15 +285,15 @@ def split_planes_sums(T: Any) -> Any:
         m, r = load_one(mean + group), load_one(rstd + group)
         if hw <= LARGEST_LANES:
             d, p = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c
-            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 16, 16, 8)
+            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 8, apart)
             return
         for item in range(first, stop):
             at = start * size
             s1, s2 = sum_span(
                 T, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, min(SPAN, hw - start), m, r, None, ahead
             )
-            store_double(span_sums + item * 16, s1)
-            store_double(span_sums + item * 16 + 8, s2)
+            store_double(span_sums + item * 8, s1)
+            store_double(span_sums + apart + item * 8, s2)
             c, start = _next_span(c, start, hw)
 
     return run
@@ -216,16 +304,17 @@ def split_planes_groups(T: Any) -> Any:
     """A group a task: from its spans' sums to its channels' and its own."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, gamma, span_sums, sums, pad, group_sums, groups, width_g, hw, spans = (
-            words(args, 17)
-        )
+        (
+            dy, dy_n, dy_c, x, x_n, x_c, mean, rstd, gamma, span_sums, apart, sums, pad, group_sums, groups, width_g,
+            hw, spans,
+        ) = words(args, 18)  # fmt: skip
         n, first = task // groups, task % groups * width_g
         place, channels = sums + n * 2 * pad + first * 8, groups * width_g
         for c in range(width_g):
             s1, s2 = 0.0, 0.0
             for span in range(spans):
-                s1 += load_double(span_sums + ((n * channels + first + c) * spans + span) * 16)
-                s2 += load_double(span_sums + ((n * channels + first + c) * spans + span) * 16 + 8)
+                item = span_sums + ((n * channels + first + c) * spans + span) * 8
+                s1, s2 = s1 + load_double(item), s2 + load_double(item + apart)
             store_double(place + c * 8, s1)
             store_double(place + pad + c * 8, s2)
         m, r = load_one(mean + task * 4), load_one(rstd + task * 4)
@@ -244,8 +333,8 @@ def split_planes_dx(T: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, group_sums, groups, width_g, hw,
-            spans, per,
-        ) = words(args, 19)  # fmt: skip
+            spans, joined, per, ahead,
+        ) = words(args, 21)  # fmt: skip
         channels, size = groups * width_g, np.float64(width_g) * np.float64(hw)
         streamed = streamed if dx % width(T) == 0 else 0
         first, stop = _items(task, width_g * spans, per)
@@ -254,11 +343,21 @@ def split_planes_dx(T: Any) -> Any:
         group = n * groups + c // width_g
         m, r, place = load_one(mean + group * 4), load_one(rstd + group * 4), group_sums + group * 16
         c1, c2 = load_double(place), load_double(place + 8)
+        if joined:
+            d, p, target, weights = (
+                dy + n * dy_n + c * dy_c,
+                x + n * x_n + c * x_c,
+                dx + n * dx_n + c * dx_c,
+                gamma + c * 4,
+            )
+            f = _plane_factors(m, r, load_one(weights), c1, c2, size)
+            end_run(T, _joined_dx(T, streamed, d, p, target, stop - first, hw, weights, f, ahead, results))
+            return
         for _ in range(first, stop):
             at, f = start * width(T), _plane_factors(m, r, load_one(gamma + c * 4), c1, c2, size)
             results = _plane_dx(
                 T, streamed, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, dx + n * dx_n + c * dx_c + at,
-                min(SPAN, hw - start), f, AHEAD, results,
+                min(SPAN, hw - start), f, ahead, results,
             )  # fmt: skip
             c, start = _next_span(c, start, hw)
         end_run(T, results)

@@ -11,6 +11,7 @@ from .._views import (
     AHEAD,
     CACHED_BYTES,
     IN_L2_BYTES,
+    LARGEST_LANES,
     PAGE,
     SPAN,
     Parts,
@@ -29,17 +30,24 @@ BATCH_BYTES = 2 << 20
 #: Rows of pixels that are summed in float32. Of 24 that are all alike, BatchNorm's number, one in 20000 makes a dx that
 #: is off by more than its bound: that has other roundings too.
 SUMMED_ROWS = 20
+#: Elements of a block: chunks of so many rows, whose sums are added up in float64 where they are. When those of every
+#: chunk were written down, reading them again took 6 % of the time in float32 and up to 20 in 16 bits.
+BLOCK_ELEMENTS = 65536
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long: two of both inputs fit
 #: an L2 cache of 1 MiB then (32 x 256 x 3136 in float32 on a Xeon takes 15.2 instead of 17.8 ms, 162 x 144 x 324 pixels
 #: 6.5 instead of 7.1; parts of longer ones gain nothing, 16 x 64 x 16384 in 4 groups loses). On Zen
 #: larger samples did not gain.
 LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN = 224 << 10, 32 << 10
-#: Contiguous groups are rows where that is faster: planes with images of at most LARGEST_IMAGE elements, whose fixed
-#: cost is higher than that of sums of each element, and groups of at most LONGEST_PLANES (64 x 2048 x 49 in 32 groups
+#: Contiguous groups are rows where that is faster: planes with images of at most so many elements, whose fixed cost is
+#: higher than that of sums of each element, and groups of at most LONGEST_PLANES (64 x 2048 x 49 in 32 groups
 #: in bfloat16 takes 1.2 instead of 2.2 ms); samples of pixels that are one group of at most LONGEST_PIXELS (4000 x 33 x
 #: 25 in float32: 1.1 instead of 1.9). Larger ones lose where there are few samples (1 x 1024 x 49 in float32: 41
-#: instead of 29 microseconds; 2 x 128 x 64 pixels: 12 instead of 8).
-LONGEST_PLANES, LONGEST_PIXELS, LARGEST_IMAGE = 32768, 4096, 100
+#: instead of 29 microseconds; 2 x 128 x 64 pixels: 12 instead of 8). In float32, where the sums of each element move
+#: as much memory as the elements, planes are faster from fewer on (64 x 2048 x 49: 3.1 instead of 4.1 ms on a Xeon,
+#: 64 x 64 x 49 57 instead of 71 microseconds, 1 x 512 x 49 15 instead of 32).
+LARGEST_ROW_IMAGE = 32
+TOGETHER_ELEMENTS = 1 << 14
+LONGEST_PLANES, LONGEST_PIXELS = 32768, 4096
 #: Of such groups as many at a time as have so many bytes of an input: the weights and sums of their elements should
 #: stay in the caches, and large tensors like runs that are not short. (64 x 512 x 49 in 8 groups in float32 takes 0.49
 #: ms with 12800 and 0.53 with 25600, 2000 x 64 x 25 in 8 groups in bfloat16 0.68, and 1.0 with 3200.)
@@ -64,27 +72,34 @@ class Tiling(NamedTuple):
     #: mean, rstd and gamma as contiguous float32: where, if they are not already.
     converted: dict[str, int]
     split: bool
+    #: Planes that are small, without gaps.
+    joined_planes: bool
     #: Groups that are rows: so many at a time (0: they are none), so many a task, in chunks of so many samples.
     row_groups: int
     task_groups: int
     row_tasks: int
     chunk_samples: int
     chunks: int
+    #: Planes: samples whose channel sums a task adds up, all of them its own.
+    samples_together: int
     spans: int
-    #: Groups, samples, chunks or spans of a task: whole ones, and split ones.
+    #: Pixels: blocks of a sample, and rows of a block.
+    blocks: int
+    block_rows: int
+    #: Groups, samples, blocks or spans of a task: whole ones, and split ones.
     per_task: int
     per_split_task: int
     #: Split ones: tasks of each, and how many are summed before their dx is made.
     split_tasks: int
     batch: int
-    #: Bytes ahead of dx, and of planes' sums, that are asked for.
-    ahead: int
+    #: Bytes of an input in a group of planes or a sample of pixels, and ahead of planes' sums that are asked for.
+    unit_bytes: int
     sums_ahead: int
     #: Pixels: whether four rows at a time are summed and made dx of.
     fours: bool
     streamed: bool
     #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel]; float64 sums of the
-    #: spans or float32 ones of the chunks; float64 group sums [sample][group][2]; float32 coefficients [5][column],
+    #: spans, or of the blocks with float32 ones behind them; float64 group sums [sample][group][2]; float32 coefficients [5][column],
     #: `row_of_table` bytes each, and float64 totals of the columns [2][column], of a sample, or of a task if samples
     #: are not split; results to be scattered; weights and sums of the elements of groups that are rows.
     channel_sums: int
@@ -115,7 +130,8 @@ def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool
     contiguous = all(inner == own for _, inner in images.steps.values())
     if images.pixels:
         return groups == 1 and contiguous and group_channels * hw <= LONGEST_PIXELS
-    return hw <= LARGEST_IMAGE and group_channels * hw <= LONGEST_PLANES and (group_channels == 1 or contiguous)
+    small = hw <= LARGEST_ROW_IMAGE and group_channels * hw <= LONGEST_PLANES
+    return small and (group_channels == 1 or contiguous)
 
 
 def _chunk_samples(samples: int, elements: int, sets: int) -> int:
@@ -149,7 +165,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
         streamed = contiguous and worth_streaming(n * channels * hw, size, SIXTEEN_BITS_WORTH)
-    chunks, spans = -(-hw // (SUMMED_ROWS * together)), -(-hw // SPAN)
+    block_rows = max(1, BLOCK_ELEMENTS // (SUMMED_ROWS * cols)) * SUMMED_ROWS
+    chunks, blocks, spans = 0, -(-hw // (block_rows * together)), -(-hw // SPAN)
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
     tables = Places(0, 0, 0)
     if _are_rows(images, groups, group_channels, hw):
@@ -162,12 +179,18 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         task_groups = min(groups, max(1, elements // (chunk_samples * unit * row_groups)) * row_groups)
         row_tasks = -(-chunks // per_task) * -(-groups // task_groups)
         tables = parts.take_places(row_groups * padded(unit) * 12 + 192, row_tasks)
-    channel_sums = parts.take((chunks if row_groups else n) * 2 * padded(channels) * 8)
+    samples_together = 1
+    if not (images.pixels or row_groups or split):
+        samples_together = max(1, max(task, min(TOGETHER_ELEMENTS, n * channels * hw // 16)) // (channels * hw))
+        if samples_together > 1:
+            per_task = samples_together * groups
+    sets = chunks if row_groups else -(-n // samples_together)
+    channel_sums = parts.take(sets * (2 if samples_together == 1 else 4) * padded(channels) * 8 + sets * 128)
     row_of_table = padded(cols + 32) * 4
     partials, group_sums, coefficients, totals = 0, 0, 0, 0
     if images.pixels and not row_groups:
         owners = n if split else -(-n // per_task)
-        partials = parts.take(owners * chunks * padded(cols) * 8)
+        partials = parts.take(owners * blocks * padded(cols) * 24)
         coefficients, totals = parts.take(owners * 5 * row_of_table), parts.take(owners * (2 * padded(cols) + 16) * 8)
     elif split and not row_groups:
         partials, group_sums = parts.take(n * channels * spans * 16), parts.take(n * groups * 16)
@@ -181,12 +204,14 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     fours = images.pixels and apart and inputs <= IN_L2_BYTES and not streamed
     # On a Xeon 32 x 256 x 3136 in bfloat16 takes 5.9 instead of 6.7 ms by it; smaller ones lose up to 3 %.
     sums_ahead = AHEAD if inputs > CACHED_BYTES else 0
-    items, item = (chunks, SUMMED_ROWS * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
+    items, item = (blocks, block_rows * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
     per_split_task = max(1, task // item)
+    joined_planes = (
+        not images.pixels and 16 <= hw <= LARGEST_LANES and all(inner == hw for _, inner in images.steps.values())
+    )
     return Tiling(
-        n, groups, group_channels, hw, images, together, converted, split, row_groups, task_groups, row_tasks,
-        chunk_samples, chunks, spans, per_task, per_split_task, -(-items // per_split_task),
-        -(-BATCH_BYTES // (unit * size)), unit * size if unit * size <= LONGEST_AHEAD else 0, sums_ahead, fours,
-        streamed, channel_sums, partials, group_sums, coefficients, row_of_table, totals, scattered, tables,
-        parts.bytes,
+        n, groups, group_channels, hw, images, together, converted, split, joined_planes, row_groups, task_groups, row_tasks,
+        chunk_samples, chunks, samples_together, spans, blocks, block_rows, per_task, per_split_task, -(-items // per_split_task),
+        -(-BATCH_BYTES // (unit * size)), unit * size, sums_ahead, fours, streamed, channel_sums, partials, group_sums,
+        coefficients, row_of_table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip
