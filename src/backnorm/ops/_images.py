@@ -14,8 +14,8 @@ from ..datatypes import itemsize
 from ..spec import TensorDesc
 from ._views import Parts, image_strides
 
-#: Rows of pixels are joined to rows of at least this many elements, but of no more than that.
-_SHORTEST, _LONGEST = 48, 1024
+#: Rows of pixels are joined to rows of no more elements.
+_LONGEST = 1024
 
 
 class Images(NamedTuple):
@@ -48,12 +48,13 @@ def lay_out(tensors: Mapping[str, TensorDesc], samples: int, channels: int, imag
     return Images(pixels, steps, packed)
 
 
-def joined(dense: bool, channels: int, image: int) -> int:
+def joined(dense: bool, channels: int, image: int, wanted: int) -> int:
     """How many elements' channels (pixels, one after the other if `dense`) the kernels take as one row: enough to keep
-    vectors busy, and so many that they fill whole ones where images are large enough for what that costs."""
+    vectors busy, `wanted` of them, and so many that they fill whole ones where images are large enough for what that
+    costs."""
     if not dense:
         return 1
-    shortest = -(-_SHORTEST // channels)
+    shortest = -(-wanted // channels)
     full = 16 // gcd(channels, 16)
     full *= -(-shortest // full)
     if full * channels <= _LONGEST and full * 32 <= image:

@@ -22,6 +22,7 @@ from ._formats import (
     _F32,
     LANES,
     ON_ZEN,
+    ON_ZEN_5,
     _bytes,
     _constant,
     _double,
@@ -331,18 +332,28 @@ def copy_scalar(typing: Any, tag: Any, target: Any, source: Any) -> Any:
     return types.none(tag, types.int64, types.int64), generate
 
 
-@_intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for a cache line to read; any address will do. Into which cache: see AHEAD in _views.py."""
+def _prefetch(locality: int) -> Any:
+    def operation(typing: Any, address: Any) -> Any:
+        """Ask for a cache line to read; any address will do."""
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(b, args[0], ir.IntType(8))
-        function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
-        fetch = b.module.declare_intrinsic("llvm.prefetch.p0", (), function)
-        b.call(fetch, [pointer, _i32(0), _i32(2 if ON_ZEN else 3), _i32(1)])
-        return context.get_dummy_value()
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer(b, args[0], ir.IntType(8))
+            function = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
+            fetch = b.module.declare_intrinsic("llvm.prefetch.p0", (), function)
+            b.call(fetch, [pointer, _i32(0), _i32(locality), _i32(1)])
+            return context.get_dummy_value()
 
-    return types.none(types.int64), generate
+        return types.none(types.int64), generate
+
+    return _intrinsic(operation)
+
+
+#: Into which cache: see AHEAD in _views.py. What is read `once`, or the next time from the L1 cache, Zen 5 need not put
+#: into the L2 cache: BatchNorm's pixels come at 0.97 instead of 0.94 of the probe's speed, LayerNorm's rows of 1024
+#: columns in float32 at 0.87 instead of 0.85. What is read twice must be there: 1x128x262144 of GroupNorm in bfloat16
+#: would take 4.0 instead of 3.1 ms.
+prefetch = _prefetch(2 if ON_ZEN else 3)
+prefetch_once = _prefetch(0) if ON_ZEN_5 else prefetch
 
 
 @_intrinsic

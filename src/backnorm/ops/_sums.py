@@ -25,6 +25,7 @@ from ._simd import (
     mul,
     narrow,
     prefetch,
+    prefetch_once,
     scratch,
     splat,
     store,
@@ -55,6 +56,17 @@ def _terms(T: Any, dy: Any, x: Any, count: Any, mean: Any, rstd: Any, g: Any) ->
 
 
 @inline
+def _ask(dy: Any, x: Any, rstd: Any) -> Any:
+    """For a cache line of both: with rstd, they are read again for dx."""
+    if rstd is None:
+        prefetch_once(dy)
+        prefetch_once(x)
+    else:
+        prefetch(dy)
+        prefetch(x)
+
+
+@inline
 def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any) -> Any:
     """Sums of wdy = dy * g and wdy * x_hat over up to BLOCK elements; memory is asked for `ahead` bytes, if not 0.
 
@@ -70,8 +82,7 @@ def sum_block(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: An
     while at + 4 * step <= end:
         if ahead > 0:
             for line in range(at + ahead, at + ahead + 4 * step, 64):
-                prefetch(dy + line)
-                prefetch(x + line)
+                _ask(dy + line, x + line, r)
         wdy, x_hat = _terms(T, dy + at, x + at, 16, mean, rstd, g)
         a0, b0 = add(a0, wdy), fma(wdy, x_hat, b0)
         wdy, x_hat = _terms(T, dy + at + step, x + at + step, 16, mean, rstd, g)
@@ -182,18 +193,15 @@ def add_row(T: Any, dy: Any, x: Any, n: Any, means: Any, rstds: Any, sums: Any, 
     step, c = 16 * width(T), 0
     while c + 32 <= n:
         if ahead > 0:
-            prefetch(dy + ahead)
-            prefetch(x + ahead)
+            _ask(dy + ahead, x + ahead, rstds)
         _store_sums(sums, _column_sums(T, dy, x, 16, c * 4, means, rstds, sums))
         if ahead > 0 and width(T) == 4:  # else in the cache line asked for above
-            prefetch(dy + step + ahead)
-            prefetch(x + step + ahead)
+            _ask(dy + step + ahead, x + step + ahead, rstds)
         _store_sums(sums + 128, _column_sums(T, dy + step, x + step, 16, c * 4 + 64, means, rstds, sums + 128))
         c, sums, dy, x = c + 32, sums + 256, dy + 2 * step, x + 2 * step
     while c < n:
         if ahead > 0:
-            prefetch(dy + ahead)
-            prefetch(x + ahead)
+            _ask(dy + ahead, x + ahead, rstds)
         _store_sums(sums, _column_sums(T, dy, x, min(16, n - c), c * 4, means, rstds, sums))
         c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
 
@@ -205,8 +213,7 @@ def add_last_row(T: Any, dy: Any, x: Any, n: Any, means: Any, sums: Any, totals:
     step, c, zero = 16 * width(T), 0, splat(np.float32(0))
     while c < n:
         if ahead > 0:
-            prefetch(dy + ahead)
-            prefetch(x + ahead)
+            _ask(dy + ahead, x + ahead, None)
         a, b = _column_sums(T, dy, x, min(16, n - c), c * 4, means, None, sums)
         store_wide(totals, add(load_wide(totals), widen(a)))
         store_wide(totals + apart, add(load_wide(totals + apart), widen(b)))
@@ -223,8 +230,7 @@ def add_four_rows(
     while c + 16 <= n:
         if ahead > 0:
             for row in range(4):
-                prefetch(dy + row * dy_step + ahead)
-                prefetch(x + row * x_step + ahead)
+                _ask(dy + row * dy_step + ahead, x + row * x_step + ahead, rstds)
         _four_terms(T, dy, dy_step, x, x_step, 16, c * 4, means, rstds, sums)
         c, sums, dy, x = c + 16, sums + 128, dy + step, x + step
     if c < n:

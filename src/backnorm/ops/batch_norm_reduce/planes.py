@@ -18,7 +18,7 @@ from .._simd import (
     load_one,
     load_part,
     load_wide,
-    prefetch,
+    prefetch_once,
     splat,
     store,
     store_double,
@@ -111,8 +111,8 @@ def plane_sums(T: Any) -> Any:
 @inline
 def _add_elements(T: Any, dy: Any, x: Any, count: Any, mean: Any, a: Any, b: Any, asks: Any) -> Any:
     if asks:
-        prefetch(dy + AHEAD)
-        prefetch(x + AHEAD)
+        prefetch_once(dy + AHEAD)
+        prefetch_once(x + AHEAD)
     d = load_part(T, dy, count)
     return add(a, d), fma(d, keep(sub(load_part(T, x, count), mean), count), b)
 

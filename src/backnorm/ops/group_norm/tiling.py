@@ -30,6 +30,8 @@ BATCH_BYTES = 2 << 20
 #: Rows of pixels that are summed in float32. Of 24 that are all alike, BatchNorm's number, one in 20000 makes a dx that
 #: is off by more than its bound: that has other roundings too.
 SUMMED_ROWS = 20
+#: Pixels are joined to rows of so many elements.
+ROW_ELEMENTS = 48
 #: Elements of a block: chunks of so many rows, whose sums are added up in float64 where they are. When those of every
 #: chunk were written down, reading them again took 6 % of the time in float32 and up to 20 in 16 bits.
 BLOCK_ELEMENTS = 65536
@@ -147,7 +149,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     names = ["gradOut", "input", *(["gradInput"] if "gradInput" in writes else [])]
     images = lay_out({name: call.values[name] for name in names}, n, channels, hw, parts)
     dense = all(inner == channels for _, inner in images.steps.values())
-    together = joined(dense, channels, hw) if images.pixels else 1
+    together = joined(dense, channels, hw, ROW_ELEMENTS) if images.pixels else 1
     cols, group_channels = together * channels, channels // groups
     converted = {}
     for name, count in (("mean", n * groups), ("rstd", n * groups), ("gamma", channels)):
