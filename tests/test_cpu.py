@@ -91,6 +91,7 @@ CALLS = {
     "ln shorter rows": lambda t: layer_norm(3001, 19, t),
     "ln ragged short rows": lambda t: layer_norm(1203, 375, t),
     "ln ragged": lambda t: layer_norm(517, 769, t),
+    "ln past the caches": lambda t: layer_norm(3001, 784, t),
     "ln wide rows": lambda t: layer_norm(21, 20_001, t),
     "ln few long rows": lambda t: layer_norm(5, 40_001, t),
     "ln long rows": lambda t: layer_norm(33, 40_001, t),
@@ -428,7 +429,34 @@ def test_which_group_norms_write_past_the_caches(n: int, c: int, hw: int, dtype:
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
-@pytest.mark.parametrize("cols", [1, 5, 31, 32, 33, 64, 375, 768, 769, 900, 1023, 1537, 2901, 14683, 33001])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 512), (2, 512), (75, 512), (90, 272), (45, 1024), (19, 2064)])
+def test_the_same_bits_by_pairs(
+    rows: int, cols: int, mask: tuple[bool, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Rows go two at a time on some CPUs; with and without gaps between them, wherever dx begins."""
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((rows, 1)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(cols).astype(np.float32)
+    monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
+    seen = {}
+    for longest, gap, shift in itertools.product((0, 1 << 20), (0, 16), (0, 5)):
+        monkeypatch.setattr(cpu_of_layer_norm, "LONGEST_OF_PAIRS", longest)
+        forget_plans()
+        dy, x = (a[:, :cols] for a in _arrays((rows, cols + gap), dtype))
+        memory = np.full(shift + rows * (cols + gap) + 64, np.nan, NUMPY_TYPES[dtype])
+        dx = memory[shift : shift + rows * (cols + gap)].reshape(rows, cols + gap)[:, :cols]
+        out = (dx, np.full(cols, np.nan, np.float32), np.full(cols, np.nan, np.float32))
+        given = [array if wanted else None for array, wanted in zip(out, mask)]
+        backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w, None, mask, out=given)
+        assert seen.setdefault((gap, mask), bits(out)) == bits(out)
+        dx[...] = np.nan
+        assert np.isnan(memory.astype(np.float32)).all()
+    forget_plans()
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("cols", [1, 5, 31, 32, 33, 64, 272, 375, 768, 769, 900, 1023, 1024, 1537, 2901, 14683, 33001])
 def test_rows_past_the_caches_stay_within_their_memory(
     cols: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -440,6 +468,7 @@ def test_rows_past_the_caches_stay_within_their_memory(
     w = rng.standard_normal(cols).astype(np.float32)
     expected = bits(backnorm.layer_norm_backward(dy, x, (cols,), mean, rstd, w))
     monkeypatch.setattr(_views, "STREAMED_BYTES", 0)
+    monkeypatch.setattr(cpu_of_layer_norm, "LONGEST_OF_PAIRS", 1 << 20)  # as on some CPUs
     forget_plans()
     for shift, gap in ((0, 0), (1, 0), (7, 0), (0, 3), (5, 16)):
         memory = np.full(shift + rows * (cols + gap) + 64, np.nan, NUMPY_TYPES[dtype])

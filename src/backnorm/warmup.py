@@ -22,6 +22,9 @@ def work() -> Iterator[Callable[[], object]]:
     for dtype, shape in itertools.product(_TYPES, ((4, 100), (4, 1000), (2, 32800), (1, 32800))):
         for mask in ((True, True, True), (True, False, False), (False, True, False)):
             yield partial(_layer_norm, NUMPY[dtype], shape, mask)
+    for dtype, cols in itertools.product(_TYPES, (768, 784)):  # rows by pairs, of one block or of several
+        for mask in ((True, True, True), (True, False, False)):
+            yield partial(_layer_norm, NUMPY[dtype], (2800, cols), mask)
     for dtype in (F16, BF16):  # a single long row writes the gradients of float32 weights itself
         yield partial(_layer_norm, NUMPY[dtype], (1, 32800), (True, True, True), np.ones(32800, np.float32))
     # Split groups or samples, whole ones, and those that are rows, of one block or of several.

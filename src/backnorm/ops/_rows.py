@@ -28,7 +28,7 @@ from ._simd import (
     sum_lanes,
     width,
 )
-from ._views import ROW_BLOCK
+from ._views import ROW_BLOCK, ROW_SPAN
 
 #: Columns of a row whose sums are made before dx of as many of the other. Without AVX-512 a vector takes two registers,
 #: and there are too few for both at once: rows in the caches took 1.05 to 1.3 times as long. But where float32 goes
@@ -87,7 +87,7 @@ def end_run(U: Any, run: Any) -> Any:
 
 
 @inline
-def _sums_step(T: Any, dy: Any, x: Any, w: Any, count: Any, mean: Any, rstd: Any, a: Any, b: Any) -> Any:
+def sums_step(T: Any, dy: Any, x: Any, w: Any, count: Any, mean: Any, rstd: Any, a: Any, b: Any) -> Any:
     wdy = mul(load_part(T, dy, count), load_part(np.float32(0), w, count))
     x_hat = keep(mul(sub(load_part(T, x, count), mean), rstd), count)
     return add(a, wdy), fma(wdy, x_hat, b)
@@ -122,12 +122,12 @@ def _strip(
             at, k = c * size, c * 4
             prefetch_once(next_dy + at + dy_ahead)
             prefetch_once(next_x + at + x_ahead)
-            a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a0, b0)
+            a0, b0 = sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a0, b0)
             at, k = at + 16 * size, k + 64
             if size == 4:  # else in the cache line asked for above
                 prefetch_once(next_dy + at + dy_ahead)
                 prefetch_once(next_x + at + x_ahead)
-            a1, b1 = _sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a1, b1)
+            a1, b1 = sums_step(T, next_dy + at, next_x + at, next_w + k, 16, mean, rstd, a1, b1)
     if this:
         for c in range(first, end, 16):
             at, k = c * size, c * 4
@@ -175,12 +175,22 @@ def sweep(
             # At a row's end too: without it, 375 columns took 5.3 instead of 3.7 ms.
             prefetch_once(next_dy + at + dy_ahead)
             prefetch_once(next_x + at + x_ahead)
-            a0, b0 = _sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
+            a0, b0 = sums_step(T, next_dy + at, next_x + at, next_w + k, count, mean, rstd, a0, b0)
         if this:
             dx = _dx_step(T, U, columns, wants_dx, dy + at, x + at, w + k, dx, sums + 2 * k, count, f)
         c += 16
     s, q = sum_lanes(add(a, add(a0, a1))), sum_lanes(add(b, add(b0, b1)))
     return np.float64(s), np.float64(q), dx
+
+
+@inline
+def add_block(s: Any, q: Any, span: Any, a: Any, b: Any, end: Any, cols: Any) -> Any:
+    """A block's sums onto those of its span of a row, and those of a whole span onto the row's: in the order of rows
+    that are split, so that a row's bits do not depend on how many there are."""
+    a, b = span[0] + a, span[1] + b
+    if end % ROW_SPAN == 0 or end >= cols:
+        return s + a, q + b, (0.0, 0.0)
+    return s, q, (a, b)
 
 
 @inline

@@ -21,8 +21,10 @@ from .._views import (
     worth_streaming,
 )
 
-#: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
-FEWEST_TASKS = 16
+#: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads; and where one has so
+#: many bytes of an input that the L3 cache should not hold one for each thread (1 x 128 x 262144 in float32 takes 6.2
+#: instead of 6.7 ms on a Zen 5; with 2 MiB, in bfloat16, 5.0 instead of 4.5).
+FEWEST_TASKS, LARGEST_WHOLE = 16, 4 << 20
 #: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
 #: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
 #: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
@@ -40,16 +42,17 @@ BLOCK_ELEMENTS = 65536
 #: 6.5 instead of 7.1; parts of longer ones gain nothing, 16 x 64 x 16384 in 4 groups loses). On Zen
 #: larger samples did not gain.
 LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN = 224 << 10, 32 << 10
-#: Contiguous groups are rows where that is faster: planes with images of at most so many elements, whose fixed cost is
-#: higher than that of sums of each element, and groups of at most LONGEST_PLANES (64 x 2048 x 49 in 32 groups
-#: in bfloat16 takes 1.2 instead of 2.2 ms); samples of pixels that are one group of at most LONGEST_PIXELS (4000 x 33 x
-#: 25 in float32: 1.1 instead of 1.9). Larger ones lose where there are few samples (1 x 1024 x 49 in float32: 41
-#: instead of 29 microseconds; 2 x 128 x 64 pixels: 12 instead of 8). In float32, where the sums of each element move
-#: as much memory as the elements, planes are faster from fewer on (64 x 2048 x 49: 3.1 instead of 4.1 ms on a Xeon,
-#: 64 x 64 x 49 57 instead of 71 microseconds, 1 x 512 x 49 15 instead of 32).
-LARGEST_ROW_IMAGE = 32
+#: Contiguous groups are rows where that is faster: planes with images of at most LARGEST_ROW_IMAGE elements, whose
+#: fixed cost is higher than that of sums of each element, and groups of at most LONGEST_PLANES (2000 x 64 x 25 in 8
+#: groups in bfloat16 takes 0.48 instead of 0.64 ms; but 100 x 512 x 64 in 32 groups 0.54 instead of 0.38, 1 x 512 x 49
+#: 13 instead of 8 microseconds); samples of pixels that are one group of at most LONGEST_PIXELS (4000 x 33 x 25 in
+#: float32: 1.1 instead of 1.9). Larger ones lose where there are few samples (2 x 128 x 64 pixels: 12 instead of 8
+#: microseconds).
+LARGEST_ROW_IMAGE, LONGEST_PLANES, LONGEST_PIXELS = 32, 32768, 4096
+#: Planes: samples of which a task has some add up their channel sums, if those have no more elements together or a task
+#: has more anyway. Where threads share no cache, who adds them all up waits for the others' (64 x 64 x 49 in float32
+#: takes 35 instead of 42 microseconds on two cores that are far apart).
 TOGETHER_ELEMENTS = 1 << 14
-LONGEST_PLANES, LONGEST_PIXELS = 32768, 4096
 #: Of such groups as many at a time as have so many bytes of an input: the weights and sums of their elements should
 #: stay in the caches, and large tensors like runs that are not short. (64 x 512 x 49 in 8 groups in float32 takes 0.49
 #: ms with 12800 and 0.53 with 25600, 2000 x 64 x 25 in 8 groups in bfloat16 0.68, and 1.0 with 3200.)
@@ -100,10 +103,11 @@ class Tiling(NamedTuple):
     #: Pixels: whether four rows at a time are summed and made dx of.
     fours: bool
     streamed: bool
-    #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel]; float64 sums of the
-    #: spans, or of the blocks with float32 ones behind them; float64 group sums [sample][group][2]; float32 coefficients [5][column],
-    #: `row_of_table` bytes each, and float64 totals of the columns [2][column], of a sample, or of a task if samples
-    #: are not split; results to be scattered; weights and sums of the elements of groups that are rows.
+    #: Places in the workspace: float64 sums [sample][2][channel], of rows [chunk][2][channel], of samples together the
+    #: last one's and those of all; float64 sums of the spans, or of the blocks with float32 ones behind them; float64
+    #: group sums [sample][group][2]; float32 coefficients [5][column], `row_of_table` bytes each, and float64 totals of
+    #: the columns [2][column], of a sample, or of a task if samples are not split; results to be scattered; weights and
+    #: sums of the elements of groups that are rows.
     channel_sums: int
     partials: int
     group_sums: int
@@ -157,8 +161,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if desc is None or desc.dtype != F32 or row_step(desc, 1, count) is None:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
-    split = whole < FEWEST_TASKS
     size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
+    split = whole < FEWEST_TASKS or unit * size >= LARGEST_WHOLE
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
@@ -183,7 +187,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         tables = parts.take_places(row_groups * padded(unit) * 12 + 192, row_tasks)
     samples_together = 1
     if not (images.pixels or row_groups or split):
-        samples_together = max(1, max(task, min(TOGETHER_ELEMENTS, n * channels * hw // 16)) // (channels * hw))
+        together_elements = max(task, min(TOGETHER_ELEMENTS, n * channels * hw // 16))
+        samples_together = max(1, together_elements // (channels * hw))
         if samples_together > 1:
             per_task = samples_together * groups
     sets = chunks if row_groups else -(-n // samples_together)
@@ -212,8 +217,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         not images.pixels and 16 <= hw <= LARGEST_LANES and all(inner == hw for _, inner in images.steps.values())
     )
     return Tiling(
-        n, groups, group_channels, hw, images, together, converted, split, joined_planes, row_groups, task_groups, row_tasks,
-        chunk_samples, chunks, samples_together, spans, blocks, block_rows, per_task, per_split_task, -(-items // per_split_task),
-        -(-BATCH_BYTES // (unit * size)), unit * size, sums_ahead, fours, streamed, channel_sums, partials, group_sums,
-        coefficients, row_of_table, totals, scattered, tables, parts.bytes,
+        n, groups, group_channels, hw, images, together, converted, split, joined_planes, row_groups, task_groups,
+        row_tasks, chunk_samples, chunks, samples_together, spans, blocks, block_rows, per_task, per_split_task,
+        -(-items // per_split_task), -(-BATCH_BYTES // (unit * size)), unit * size, sums_ahead, fours, streamed,
+        channel_sums, partials, group_sums, coefficients, row_of_table, totals, scattered, tables, parts.bytes,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from .._copy import as_float32, pack, unpack
 from .._formats import TAGS
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
-from .._rows import begin_run, end_run, factors, sweep
+from .._rows import add_block, begin_run, end_run, factors, sweep
 from .._simd import (
     add,
     fma,
@@ -41,19 +41,10 @@ from .._simd import (
     words,
 )
 from .._sums import ColumnResult, add_columns, add_up, clear, flush
-from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK
+from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN
+from .pairs import LONGEST_OF_PAIRS, pairs
 from .short_rows import SHORT, short_rows
-from .tiling import SPAN, Tiling, partial_bytes
-
-
-@inline
-def _add_block(s: Any, q: Any, span: Any, a: Any, b: Any, end: Any, cols: Any) -> Any:
-    """A block's sums onto those of its span of a row, and those of a whole span onto the row's: in the order of rows
-    that are split, so that a row's bits do not depend on how many there are."""
-    a, b = span[0] + a, span[1] + b
-    if end % SPAN == 0 or end >= cols:
-        return s + a, q + b, (0.0, 0.0)
-    return s, q, (a, b)
+from .tiling import Tiling, partial_bytes
 
 
 @kernel
@@ -92,7 +83,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                     T, U, columns, wants_dx, False, True, n, 0, 0, 0, results, 0, f, d + at, p + at,
                     w + c * 4, AHEAD, AHEAD, m, r,
                 )  # fmt: skip
-                s, q, span = _add_block(s, q, span, a, b, c + n, cols)
+                s, q, span = add_block(s, q, span, a, b, c + n, cols)
         for row in range(start, end):
             f = factors(m, r, s, q, share)
             s, q = 0.0, 0.0
@@ -106,7 +97,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                         T, U, columns, wants_dx, True, wants_dx, n, d + at, p + at, v, results, sums + c * 8, f,
                         d + dy_step + at, p + x_step + at, v, AHEAD, AHEAD, m, r,
                     )  # fmt: skip
-                    s, q, span = _add_block(s, q, span, a, b, c + n, cols)
+                    s, q, span = add_block(s, q, span, a, b, c + n, cols)
                 else:
                     _, _, results = sweep(
                         T, U, columns, wants_dx, True, False, n, d + at, p + at, v, results, sums + c * 8, f, d + at,
@@ -146,7 +137,7 @@ def _split_sums(T: Any, columns: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, sums, partial_step, totals, rows, cols, spans = words(args, 13)
         size, zero = width(T), splat(np.float32(0))
         chunk, span = task // spans, task % spans
-        start, n = span * SPAN, min(SPAN, cols - span * SPAN)
+        start, n = span * ROW_SPAN, min(ROW_SPAN, cols - span * ROW_SPAN)
         mine = sums + chunk * partial_step + start * 8
         if columns:
             clear(mine, (n + 15) // 16 * 128)
@@ -207,13 +198,13 @@ def _split_dx(T: Any, U: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, rows, cols, spans = words(args, 14)
         size, out = width(T), width(U)
-        first, start = task // spans * CHUNK_ROWS, task % spans * SPAN
+        first, start = task // spans * CHUNK_ROWS, task % spans * ROW_SPAN
         for row in range(min(rows, first + CHUNK_ROWS) - 1, first - 1, -1):
             m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
             place = totals + row * spans * 16
             f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
             results = begin_run(U, dx + row * dx_step + start * out, streamed)
-            for c in range(start, min(cols, start + SPAN), ROW_BLOCK):
+            for c in range(start, min(cols, start + ROW_SPAN), ROW_BLOCK):
                 n = min(ROW_BLOCK, cols - c)
                 d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
                 _, _, results = sweep(
@@ -251,7 +242,7 @@ def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
         size = width(T)
         m, r = load_one(mean), load_one(rstd)
         f = factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
-        for c in range(task * SPAN, min(cols, task * SPAN + SPAN), ROW_BLOCK):
+        for c in range(task * ROW_SPAN, min(cols, task * ROW_SPAN + ROW_SPAN), ROW_BLOCK):
             n, e = min(ROW_BLOCK, cols - c), 0
             d, p, v = dy + c * size, x + c * size, w + c * 4
             while e + 16 <= n:
@@ -309,6 +300,10 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     if not tiling.spans:
         if wants_dx and cols <= SHORT:
             rows_kernel = short_rows(T, U, -(-cols // 16), cols % 16 > 0)
+        elif (
+            wants_dx and cols <= LONGEST_OF_PAIRS and cols % 16 == 0 and tiling.chunk_rows % 2 == 0 and tiling.streamed
+        ):
+            rows_kernel = pairs(T, U, bool(columns), cols <= LONGEST_BLOCK)
         else:
             rows_kernel = _whole_rows(T, U, bool(columns), wants_dx, cols <= LONGEST_BLOCK)
         program.job(

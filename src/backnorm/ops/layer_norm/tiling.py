@@ -7,16 +7,12 @@ from typing import NamedTuple
 
 from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._views import CHUNK_ROWS, LONGEST_BLOCK, Parts, row_step, task_elements, worth_streaming
+from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_SPAN, Parts, row_step, task_elements, worth_streaming
 
 #: Longer rows are split over threads, and where there are few, rows of more than LONGEST_OF_FEW columns. Whole ones are
 #: read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32 instead of 34. At 131072 columns
 #: both ways take as long.
 LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 32768, 32
-#: Columns of a split row that a task sums, and makes dx of: in the rows of a whole chunk, one after the other, so that
-#: their weight and column sums stay in the cache. (Row by row, so that it is read again from the cache, 64 rows of a
-#: million take 1.6 times as long in 16 bits on a Xeon, 1.5 in float32, and as long on an EPYC.)
-SPAN = 8192
 #: Results in 16 bits go past the caches from so many times as many bytes on: of 2 to 3 MiB they lose 2 to 4 % by it.
 SIXTEEN_BITS_WORTH = 2
 
@@ -87,8 +83,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunks = -(-rows // chunk_rows)
-    task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 64)) // (chunk_rows * cols))
-    spans = -(-cols // SPAN) if split else 0
+    task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 32)) // (chunk_rows * cols))
+    spans = -(-cols // ROW_SPAN) if split else 0
     # A task keeps its chunks' column sums in the cache and adds them up: to write down those of every chunk and read
     # them again is 3 % (float32) or 6 % (16 bits) of all that is moved, and as much again to bring that memory in.
     wide = task_chunks > 1 and not split
