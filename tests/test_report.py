@@ -82,6 +82,7 @@ def test_several_files_are_drawn_into_a_folder(tmp_path: Path, monkeypatch: pyte
     assert run("report", "-o", tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "avx2.svg",
+        "cascadelake.svg",
         "cpu.svg",
         "epyc.svg",
         "h200.svg",

@@ -30,9 +30,10 @@ ROW_SPAN = 8192
 #: same places of the L1 cache (BatchNorm of 16384x2048 in bfloat16: 4.4 instead of 2.8 ms).
 IN_L2_BYTES, PAGE = 4 << 20, 4096
 
-#: Bytes by which kernels ask for memory ahead of its use. On Zen into the L2 cache: into the L1 cache, or 1 KiB ahead,
-#: the requests hold up the loads, and LayerNorm of 768 columns is 1.05 instead of 1.6 times as fast as PyTorch. On
-#: others into the L1 cache: BatchNorm is 1.05 times as fast on a Xeon, LayerNorm 1.0 to 1.06; 1.5 to 4.5 KiB are alike.
+#: Bytes by which kernels ask for memory ahead of its use. Up to Zen 4 into the L2 cache: into the L1 cache, or 1 KiB
+#: ahead, the requests hold up the loads, and LayerNorm of 768 columns is 1.05 instead of 1.6 times as fast as PyTorch.
+#: On others into the L1 cache: BatchNorm is 1.05 times as fast on one Xeon, as fast on another, LayerNorm 1.0 to 1.06;
+#: 1.5 to 4.5 KiB are alike. (Zen 5: 1.05 times, GroupNorm's planes 1.1; 2 KiB lose where memory is fast.)
 AHEAD = 3072
 
 #: Two inputs of no more bytes may in part be in the L3 cache.

@@ -1,10 +1,10 @@
 """LayerNorm backward on the CPU.
 
 Rows that fit the cache go through it once: some chunks of rows are a task; a row is read for its sums, then again, from
-the cache, for dx and for the column sums of its chunk. Short ones (short_rows.py) stay in registers in between. Longer
-rows, and few long ones, are split: a task is a span of columns of a chunk for the sums, and a second sweep makes dx. A
-row is added up in the same order whichever way it goes. A single split row needs no column sums: the second sweep
-writes their outputs too.
+the cache, for dx and for the column sums of its chunk. Short ones (short_rows.py) stay in registers in between, and
+others may go two at a time (pairs.py). Longer rows, and few long ones, are split: a task is a span of columns of a
+chunk for the sums, and a second sweep makes dx. A row is added up in the same order whichever way it goes. A single
+split row needs no column sums: the second sweep writes their outputs too.
 """
 
 from __future__ import annotations
