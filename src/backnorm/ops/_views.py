@@ -13,7 +13,7 @@ from ..spec import Shape, TensorDesc
 #: of 2**-24, of which the bound allows 8 (GroupNorm's dx has others too, see SUMMED_ROWS in its tiling.py).
 BLOCK, SPAN, CHUNK_ROWS, PIXEL_ROWS = 1024, 8192, 24, 24
 
-#: Elements of planes that are summed lane by lane, 16 planes at a time, in two vectors of sums, 12 additions each.
+#: Elements of planes that are summed lane by lane, 8 planes at a time, in two vectors of sums, 12 additions each.
 LARGEST_LANES = 2 * 12 * 16
 
 #: Rows, LayerNorm's and those that are GroupNorm's small groups: columns that are summed in float32, where a row has no

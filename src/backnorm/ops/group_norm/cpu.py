@@ -15,7 +15,7 @@ from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels
 from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
 from .rows import group_rows
-from .tiling import LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN, Tiling, padded
+from .tiling import LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN, Tiling, padded, sums_bytes
 
 
 def build(program: Program, tiling: Tiling, call: Call) -> None:
@@ -45,7 +45,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     T, elements, pad = TAGS[call.input.dtype], n * channels * hw, padded(channels) * 8
     ahead, sums_ahead = _requests(tiling)
     sums, partials = Place(WORKSPACE, tiling.channel_sums), Place(WORKSPACE, tiling.partials)
-    sums_n = 2 * pad if tiling.samples_together == 1 else 4 * pad + 128
+    sums_n = sums_bytes(channels, tiling.samples_together)
 
     if images.pixels and not tiling.as_rows:
         shared = (
@@ -120,7 +120,7 @@ def _requests(tiling: Tiling) -> tuple[int, int]:
     if ON_ZEN:
         far = AHEAD if tiling.split and not tiling.images.pixels else 0
         return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0
-    return own if own <= LONGEST_AHEAD else AHEAD, tiling.sums_ahead
+    return own if own <= LONGEST_AHEAD and not tiling.split else AHEAD, tiling.sums_ahead
 
 
 def _by_batches(

@@ -124,7 +124,7 @@ def _joined_dx(
     for c in range(channels):
         f, inside = (mean, rstd, g, minus_c1, minus_c2), min(end, last)
         while at + step <= inside:
-            if ahead > 0 and (size == 4 or at % 64 == 0):  # once for each cache line
+            if ahead > 0 and (size == 4 or (at - begun) % 64 == 0):  # once for each cache line
                 prefetch(d_ahead + at)
                 prefetch(p_ahead + at)
             store_or_stream_mixed(T, target + at, _dx(load_mixed(T, d + at), load_mixed(T, p + at), f), streamed)
@@ -204,7 +204,7 @@ def _add_group(sums: Any, totals: Any, pad: Any, channels: Any) -> Any:
 def whole_planes(T: Any, wants_dx: Any) -> Any:
     """Some groups a task: their channels' sums into sums[sample][2][channel], then dx. Steps count bytes.
 
-    Of small samples some are `together` a task; the sums of all are behind those of the last one.
+    Of small samples some are `together` a task, which adds up their sums behind those of the one at hand.
     """
 
     def run(args: Any, task: Any) -> Any:

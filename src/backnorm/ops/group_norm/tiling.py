@@ -21,10 +21,8 @@ from .._views import (
     worth_streaming,
 )
 
-#: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads; and where one has so
-#: many bytes of an input that the L3 cache should not hold one for each thread (1 x 128 x 262144 in float32 takes 6.2
-#: instead of 6.7 ms on a Zen 5; with 2 MiB, in bfloat16, 5.0 instead of 4.5).
-FEWEST_TASKS, LARGEST_WHOLE = 16, 4 << 20
+#: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
+FEWEST_TASKS = 16
 #: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
 #: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
 #: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
@@ -35,12 +33,13 @@ SUMMED_ROWS = 20
 #: Pixels are joined to rows of so many elements.
 ROW_ELEMENTS = 48
 #: Elements of a block: chunks of so many rows, whose sums are added up in float64 where they are. When those of every
-#: chunk were written down, reading them again took 6 % of the time in float32 and up to 20 in 16 bits.
-BLOCK_ELEMENTS = 65536
+#: chunk were written down, reading them again took 6 % of the time in float32 and up to 20 in 16 bits. Of many channels
+#: a block has at least so many chunks, or its sums would take more memory than those of the chunks.
+BLOCK_ELEMENTS, FEWEST_CHUNKS = 65536, 4
 #: While dx of a group or sample is made, the next one is asked for, if it is at most this long: two of both inputs fit
 #: an L2 cache of 1 MiB then (32 x 256 x 3136 in float32 on a Xeon takes 15.2 instead of 17.8 ms, 162 x 144 x 324 pixels
 #: 6.5 instead of 7.1; parts of longer ones gain nothing, 16 x 64 x 16384 in 4 groups loses). On Zen
-#: larger samples did not gain.
+#: larger samples did not gain. Of longer ones AHEAD bytes are asked for, which Zen 5 gains by.
 LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN = 224 << 10, 32 << 10
 #: Contiguous groups are rows where that is faster: planes with images of at most LARGEST_ROW_IMAGE elements, whose
 #: fixed cost is higher than that of sums of each element, and groups of at most LONGEST_PLANES (2000 x 64 x 25 in 8
@@ -131,6 +130,12 @@ def padded(count: int) -> int:
     return (count + 15) // 16 * 16
 
 
+def sums_bytes(channels: int, samples_together: int) -> int:
+    """A set of channel sums: a sample's, and those of all if some are together, with what is written behind them."""
+    own = 2 * padded(channels) * 8
+    return own if samples_together == 1 else 2 * own + 128
+
+
 def _are_rows(images: Images, groups: int, group_channels: int, hw: int) -> bool:
     own = group_channels if images.pixels else hw
     contiguous = all(inner == own for _, inner in images.steps.values())
@@ -162,7 +167,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
     size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
-    split = whole < FEWEST_TASKS or unit * size >= LARGEST_WHOLE
+    split = whole < FEWEST_TASKS
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
@@ -171,7 +176,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
         streamed = contiguous and worth_streaming(n * channels * hw, size, SIXTEEN_BITS_WORTH)
-    block_rows = max(1, BLOCK_ELEMENTS // (SUMMED_ROWS * cols)) * SUMMED_ROWS
+    block_rows = max(FEWEST_CHUNKS, BLOCK_ELEMENTS // (SUMMED_ROWS * cols)) * SUMMED_ROWS
     chunks, blocks, spans = 0, -(-hw // (block_rows * together)), -(-hw // SPAN)
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
     tables = Places(0, 0, 0)
@@ -192,7 +197,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if samples_together > 1:
             per_task = samples_together * groups
     sets = chunks if row_groups else -(-n // samples_together)
-    channel_sums = parts.take(sets * (2 if samples_together == 1 else 4) * padded(channels) * 8 + sets * 128)
+    channel_sums = parts.take(sets * sums_bytes(channels, samples_together))
     row_of_table = padded(cols + 32) * 4
     partials, group_sums, coefficients, totals = 0, 0, 0, 0
     if images.pixels and not row_groups:
