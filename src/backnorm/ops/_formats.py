@@ -51,8 +51,8 @@ def _feature(name: str) -> bool:
 #: 11.4, and 10.7; 4.7, and 3.7. Rows of pixels in 16 bits need it on both (65536x512 on Zen 4.1 ms, without it 4.6).
 #: Zen 5 is like the Xeon in this (64x256x784 of planes in float32 2.0 ms, without it 2.3).
 _cpu = llvmlite.binding.get_host_cpu_name()
-ON_ZEN = _cpu in ("znver1", "znver2", "znver3", "znver4")
-ON_ZEN_5 = _cpu.startswith("znver") and not ON_ZEN
+UP_TO_ZEN_4 = _cpu in ("znver1", "znver2", "znver3", "znver4")
+ON_ZEN_5 = _cpu.startswith("znver") and not UP_TO_ZEN_4
 
 _HALF_INSTRUCTIONS = _feature("f16c") or _feature("fullfp16")
 #: AVX2 has bfloat16 in fewer instructions if the lanes are in another order, see `_from_pairs`: GroupNorm's planes take

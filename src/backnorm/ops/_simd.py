@@ -21,8 +21,8 @@ from ._formats import (
     _F16,
     _F32,
     LANES,
-    ON_ZEN,
     ON_ZEN_5,
+    UP_TO_ZEN_4,
     _bytes,
     _constant,
     _double,
@@ -352,7 +352,7 @@ def _prefetch(locality: int) -> Any:
 #: into the L2 cache: BatchNorm's pixels come at 0.97 instead of 0.94 of the probe's speed, LayerNorm's rows of 1024
 #: columns in float32 at 0.87 instead of 0.85. What is read twice must be there: 1x128x262144 of GroupNorm in bfloat16
 #: would take 4.0 instead of 3.1 ms.
-prefetch = _prefetch(2 if ON_ZEN else 3)
+prefetch = _prefetch(2 if UP_TO_ZEN_4 else 3)
 prefetch_once = _prefetch(0) if ON_ZEN_5 else prefetch
 
 

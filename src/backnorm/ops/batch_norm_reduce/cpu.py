@@ -8,7 +8,7 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy, unpack
-from .._formats import ON_ZEN, TAGS
+from .._formats import TAGS, UP_TO_ZEN_4
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up, reduce_columns, task_columns
@@ -40,7 +40,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     partials, totals = Place(WORKSPACE, tiling.partials), Place(WORKSPACE, tiling.totals)
     if layout.pixels:
         table, pad, count = Place(WORKSPACE, tiling.table), padded(tiling.cols), tiling.pixel_tasks
-        alone = ON_ZEN and size == 4 and tiling.ahead == AHEAD and not tiling.fours
+        alone = UP_TO_ZEN_4 and size == 4 and tiling.ahead == AHEAD and not tiling.fours
         row = tiling.together * size
         program.job(repeat_means(), 1, 1, mean, channels, tiling.together, table, pad * 4)
         program.job(
@@ -71,7 +71,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         else:
             program.job(
                 plane_sums(T), tasks, elements, *planes, tiling.pieces, prod(axis.size for axis in inner),
-                0 if ON_ZEN else tiling.ahead, len(outer), len(inner), *in_bytes(outer, size), *in_bytes(inner, size),
+                0 if UP_TO_ZEN_4 else tiling.ahead, len(outer), len(inner), *in_bytes(outer, size),
+                *in_bytes(inner, size),
             )  # fmt: skip
         sums, apart, step = partials, pad * 8, 2 * pad * 8
     results = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._formats import ON_ZEN
+from .._formats import UP_TO_ZEN_4
 from .._native import inline, kernel
 from .._places import leave_place, take_place
 from .._simd import (
@@ -175,7 +175,7 @@ def small_plane_sums(T: Any) -> Any:
                 if n < 16:
                     _add_small_planes(T, d, dy_c, p, x_c, n & 15, mean, first, last, table, True)
                 else:
-                    _add_small_planes(T, d, dy_c, p, x_c, n, mean, first, last, table, width(T) == 2 or not ON_ZEN)
+                    _add_small_planes(T, d, dy_c, p, x_c, n, mean, first, last, table, width(T) == 2 or not UP_TO_ZEN_4)
             lanes, whole = table, first + (last - first) // 16 * 16
             for c in range(first, whole, 16):
                 s1, s2 = sum_lanes_of_16(lanes, 128), sum_lanes_of_16(lanes + 64, 128)

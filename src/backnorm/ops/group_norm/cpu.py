@@ -7,7 +7,7 @@ from typing import Any
 from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, copy_images, unpack
-from .._formats import ON_ZEN, TAGS
+from .._formats import TAGS, UP_TO_ZEN_4
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up
@@ -117,7 +117,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
 def _requests(tiling: Tiling) -> tuple[int, int]:
     """From how many bytes ahead memory is asked for: for dx and, of planes, for sums."""
     own = tiling.unit_bytes
-    if ON_ZEN:
+    if UP_TO_ZEN_4:
         far = AHEAD if tiling.split and not tiling.images.pixels else 0
         return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0
     return own if own <= LONGEST_AHEAD and not tiling.split else AHEAD, tiling.sums_ahead

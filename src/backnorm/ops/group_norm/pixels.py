@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._formats import ON_ZEN
+from .._formats import UP_TO_ZEN_4
 from .._native import inline, kernel
 from .._simd import (
     base,
@@ -195,7 +195,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                         sum_columns(
                             T, d + row * dy_h, dy_h, p + row * x_h, x_h, count, cols,
                             ragged if row + count == rows else cols, table, table + apart, block_sums + 2 * half,
-                            AHEAD if width(T) == 2 or not ON_ZEN else 0, fours,  # in float32 Zen loses by it
+                            AHEAD if width(T) == 2 or not UP_TO_ZEN_4 else 0, fours,  # in float32 Zen loses by it
                         )  # fmt: skip
                         add_columns(block_sums + 2 * half, cols, block_sums, half)
             if gathers:
