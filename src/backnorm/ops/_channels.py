@@ -13,25 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._formats import TAGS
+from ._lanes import add, fma, keep, splat, sub, sum_lanes
 from ._native import inline, kernel
 from ._program import Code, Place, Program
-from ._simd import (
-    add,
-    fma,
-    keep,
-    load,
-    load_double,
-    load_one,
-    load_part,
-    splat,
-    store,
-    store_double,
-    store_part,
-    sub,
-    sum_lanes,
-    width,
-    words,
-)
+from ._simd import load, load_double, load_one, load_part, store, store_double, store_part, width, words
 from ._sums import clear
 from ._views import BLOCK, task_elements
 

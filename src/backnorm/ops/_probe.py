@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ._lanes import add, splat
 from ._native import kernel
-from ._simd import add, load, splat, stream, words
+from ._simd import load, stream, words
 
 TASK_BYTES = 1 << 18
 

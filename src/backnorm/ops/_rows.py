@@ -9,25 +9,9 @@ from typing import Any
 import numpy as np
 
 from ._formats import _feature
+from ._lanes import add, fma, keep, mul, slide, splat, sub, sum_lanes
 from ._native import inline
-from ._simd import (
-    add,
-    fma,
-    keep,
-    load,
-    load_part,
-    mul,
-    prefetch,
-    prefetch_once,
-    slide,
-    splat,
-    store,
-    store_or_stream,
-    store_part,
-    sub,
-    sum_lanes,
-    width,
-)
+from ._simd import load, load_part, prefetch, prefetch_once, store, store_or_stream, store_part, width
 from ._views import ROW_BLOCK, ROW_SPAN
 
 #: Columns of a row whose sums are made before dx of as many of the other. Without AVX-512 a vector takes two registers,

@@ -11,35 +11,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._formats import TAGS
+from ._lanes import add, fma, keep, mul, narrow, splat, sub, sum_lanes, sum_lanes_of_16, widen, zeros_wide
 from ._native import inline, kernel
 from ._program import Place, Program
 from ._simd import (
-    add,
     copy_bytes,
-    fma,
-    keep,
     load,
     load_line,
     load_part,
     load_wide,
-    mul,
-    narrow,
     prefetch,
     prefetch_once,
     scratch,
-    splat,
     store,
     store_halves,
     store_part,
     store_wide,
     stream_line,
-    sub,
-    sum_lanes,
-    sum_lanes_of_16,
-    widen,
     width,
     words,
-    zeros_wide,
 )
 from ._views import BLOCK, SPAN
 
@@ -283,6 +273,22 @@ def add_columns(sums: Any, cols: Any, totals: Any, apart: Any) -> Any:
         a, b = totals + v * 128, totals + apart + v * 128
         store_wide(a, add(load_wide(a), widen(load(np.float32(0), sums + v * 128))))
         store_wide(b, add(load_wide(b), widen(load(np.float32(0), sums + v * 128 + 64))))
+
+
+@inline
+def begin_chunks(totals: Any, apart: Any, chunks: Any) -> Any:
+    """Zeros for a task's column sums: float32 ones of the chunk at hand, whose place is returned, and before them, if
+    the task has several, float64 totals."""
+    sums = totals + 2 * apart if chunks > 1 else totals
+    clear(totals, sums - totals + apart)
+    return sums
+
+
+@inline
+def end_chunk(sums: Any, cols: Any, totals: Any, apart: Any) -> Any:
+    """A chunk's sums onto the totals; the next one's begin."""
+    add_columns(sums, cols, totals, apart)
+    clear(sums, apart)
 
 
 @kernel

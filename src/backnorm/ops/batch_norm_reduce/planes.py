@@ -7,26 +7,19 @@ from typing import Any
 import numpy as np
 
 from .._formats import UP_TO_ZEN_4
+from .._lanes import add, fma, keep, splat, sub, sum_lanes, sum_lanes_of_16, widen
 from .._native import inline, kernel
 from .._places import leave_place, take_place
 from .._simd import (
-    add,
-    fma,
-    keep,
     load,
     load_double,
     load_one,
     load_part,
     load_wide,
     prefetch_once,
-    splat,
     store,
     store_double,
     store_wide,
-    sub,
-    sum_lanes,
-    sum_lanes_of_16,
-    widen,
     width,
     words,
 )

@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 
 from .._formats import UP_TO_ZEN_4
+from .._lanes import splat
 from .._native import inline, kernel
-from .._simd import (
-    base,
-    load,
-    load_one,
-    prefetch,
-    splat,
-    store,
-    store_one,
-    store_wide,
-    stream,
-    width,
-    words,
-)
+from .._simd import base, load, load_one, prefetch, store, store_one, store_wide, stream, width, words
 from .._sums import add_columns, clear, sum_columns, total_wide
 from .._views import AHEAD
 from .planes import dx_of, put_dx, total_group

@@ -11,34 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from .._lanes import add, all_finite, choose, fma, mul, splat, sub, sum_lanes, widen, zeros_wide
 from .._native import inline, kernel
 from .._rows import begin_run, end_run, extend_run, pass_over, room_in_run
 from .._simd import (
-    add,
-    all_finite,
     base,
-    choose,
-    fma,
     load_double,
     load_mixed,
     load_one,
     load_part,
     load_wide,
     load_wide_part,
-    mul,
     prefetch,
-    splat,
     store_double,
     store_or_stream,
     store_or_stream_mixed,
     store_part,
     store_wide,
-    sub,
-    sum_lanes,
-    widen,
     width,
     words,
-    zeros_wide,
 )
 from .._sums import clear, sum_block, sum_planes, sum_run, sum_span
 from .._views import LARGEST_LANES, SPAN

@@ -8,25 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from .._lanes import add, slide, splat, sum_lanes, widen, zeros_wide
 from .._native import inline, kernel
 from .._places import holds, leave_place, mark, take_place
 from .._rows import begin_run, end_run, factors, sweep
-from .._simd import (
-    add,
-    load,
-    load_one,
-    load_part,
-    slide,
-    splat,
-    store,
-    store_double,
-    store_wide,
-    sum_lanes,
-    widen,
-    width,
-    words,
-    zeros_wide,
-)
+from .._simd import load, load_one, load_part, store, store_double, store_wide, width, words
 from .._sums import clear
 from .._views import ROW_BLOCK
 

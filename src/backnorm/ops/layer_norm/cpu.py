@@ -17,30 +17,24 @@ from ...datatypes import itemsize
 from ...spec import Call
 from .._copy import as_float32, pack, unpack
 from .._formats import TAGS
+from .._lanes import add, fma, keep, mul, splat, sub, sum_lanes
 from .._native import inline, kernel
 from .._program import WORKSPACE, Place, Program
 from .._rows import add_block, begin_run, end_run, factors, sweep
 from .._simd import (
-    add,
-    fma,
-    keep,
     load,
     load_double,
     load_one,
     load_part,
-    mul,
     prefetch,
     scratch,
-    splat,
     store,
     store_double,
     store_part,
-    sub,
-    sum_lanes,
     width,
     words,
 )
-from .._sums import ColumnResult, add_columns, add_up, clear, flush
+from .._sums import ColumnResult, add_up, begin_chunks, clear, end_chunk, flush
 from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN
 from .pairs import LONGEST_OF_PAIRS, pairs
 from .short_rows import SHORT, short_rows
@@ -67,10 +61,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
         totals, apart = partials + task * partial_step, (cols + 15) // 16 * 128
         sums = totals
         if columns:
-            if chunks > 1:
-                clear(totals, 2 * apart)
-                sums += 2 * apart
-            clear(sums, apart)
+            sums = begin_chunks(totals, apart, chunks)
         d, p = dy + start * dy_step, x + start * x_step
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
         s, q, span, left = 0.0, 0.0, (0.0, 0.0), chunk_rows
@@ -108,8 +99,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
                 results = begin_run(U, dx + (row + 1) * dx_step, streamed)
             d, p, left = d + dy_step, p + x_step, left - 1
             if columns and chunks > 1 and (left == 0 or row + 1 == end):
-                add_columns(sums, cols, totals, apart)
-                clear(sums, apart)
+                end_chunk(sums, cols, totals, apart)
                 left = chunk_rows
 
     return run

@@ -9,25 +9,11 @@ from typing import Any
 import numpy as np
 
 from .._formats import _feature
+from .._lanes import add, fma, keep, mul, settle, splat, sub, sum_lanes
 from .._native import inline, kernel
 from .._rows import begin_run, end_run, extend_run, factors
-from .._simd import (
-    add,
-    fma,
-    keep,
-    load_one,
-    load_part,
-    mul,
-    prefetch,
-    settle,
-    splat,
-    store,
-    sub,
-    sum_lanes,
-    width,
-    words,
-)
-from .._sums import add_columns, clear
+from .._simd import load_one, load_part, prefetch, store, width, words
+from .._sums import add_columns, begin_chunks
 from .._views import PAGE
 
 #: Four vectors. Without AVX-512 there are too few registers: no rows are short then.
@@ -116,9 +102,8 @@ def short_rows(T: Any, U: Any, vectors: Any, ragged: Any) -> Any:
         start, end = task * chunks * chunk_rows, min(rows, (task + 1) * chunks * chunk_rows)
         totals = partials + task * partial_step
         sums = totals
-        if columns and chunks > 1:
-            clear(totals, 2 * apart)
-            sums += 2 * apart
+        if columns:
+            sums = begin_chunks(totals, apart, chunks)
         d, p, left = dy + start * dy_step, x + start * x_step, chunk_rows
         m, r = load_one(mean + start * 4), load_one(rstd + start * 4)
         held = _hold(w, 0, cols), _hold(w, 1, cols), _hold(w, 2, cols), _hold(w, 3, cols)
