@@ -35,7 +35,7 @@ from .._simd import (
     words,
 )
 from .._sums import ColumnResult, add_up, begin_chunks, clear, end_chunk, flush
-from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN
+from .._views import AHEAD, CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK
 from .pairs import LONGEST_OF_PAIRS, pairs
 from .short_rows import SHORT, short_rows
 from .tiling import Tiling, partial_bytes
@@ -121,20 +121,22 @@ def _span_step(
 
 @kernel
 def _split_sums(T: Any, columns: Any) -> Any:
-    """A span of columns of a chunk of rows a task: row sums into totals[row][span], and the column sums."""
+    """A piece of the columns of a chunk of rows a task: row sums into totals[row][block], and the column sums."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_step, x, x_step, mean, rstd, w, sums, partial_step, totals, rows, cols, spans = words(args, 13)
+        dy, dy_step, x, x_step, mean, rstd, w, sums, partial_step, totals, rows, cols, blocks, pieces, piece = words(
+            args, 15
+        )
         size, zero = width(T), splat(np.float32(0))
-        chunk, span = task // spans, task % spans
-        start, n = span * ROW_SPAN, min(ROW_SPAN, cols - span * ROW_SPAN)
+        chunk, start = task // pieces, task % pieces * piece
+        n = min(piece, cols - start)
         mine = sums + chunk * partial_step + start * 8
         if columns:
             clear(mine, (n + 15) // 16 * 128)
         for i in range(chunk * CHUNK_ROWS, min(rows, chunk * CHUNK_ROWS + CHUNK_ROWS)):
             d, p, v = dy + i * dy_step + start * size, x + i * x_step + start * size, w + start * 4
             mean_v, rstd_v = splat(load_one(mean + i * 4)), splat(load_one(rstd + i * 4))
-            s, q = 0.0, 0.0
+            place = totals + (i * blocks + start // ROW_BLOCK) * 16
             for first in range(0, n, ROW_BLOCK):
                 a0, b0, a1, b1 = zero, zero, zero, zero
                 c, end = first, min(n, first + ROW_BLOCK)
@@ -156,25 +158,24 @@ def _split_sums(T: Any, columns: Any) -> Any:
                         T, columns, d + at, p + at, v + c * 4, mine + c * 8, count, mean_v, rstd_v, a0, b0
                     )
                     c += 16
-                s += np.float64(sum_lanes(add(a0, a1)))
-                q += np.float64(sum_lanes(add(b0, b1)))
-            store_double(totals + (i * spans + span) * 16, s)
-            store_double(totals + (i * spans + span) * 16 + 8, q)
+                store_double(place, np.float64(sum_lanes(add(a0, a1))))
+                store_double(place + 8, np.float64(sum_lanes(add(b0, b1))))
+                place += 16
 
     return run
 
 
 @kernel
 def _split_totals() -> Any:
-    """A row a task: the sums of its spans, into those of the first."""
+    """A row a task: the sums of its blocks, as `add_block` adds them, into those of the first."""
 
     def run(args: Any, task: Any) -> Any:
-        totals, spans = words(args, 2)
-        place = totals + task * spans * 16
-        s, q = 0.0, 0.0
-        for span in range(spans):
-            s += load_double(place + span * 16)
-            q += load_double(place + span * 16 + 8)
+        totals, cols, blocks = words(args, 3)
+        place = totals + task * blocks * 16
+        s, q, span = 0.0, 0.0, (0.0, 0.0)
+        for block in range(blocks):
+            a, b = load_double(place + block * 16), load_double(place + block * 16 + 8)
+            s, q, span = add_block(s, q, span, a, b, (block + 1) * ROW_BLOCK, cols)
         store_double(place, s)
         store_double(place + 8, q)
 
@@ -183,18 +184,20 @@ def _split_totals() -> Any:
 
 @kernel
 def _split_dx(T: Any, U: Any) -> Any:
-    """A span of columns of a chunk of rows a task; the last row, read last, first."""
+    """A piece of the columns of a chunk of rows a task; the last row, read last, first."""
 
     def run(args: Any, task: Any) -> Any:
-        dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, rows, cols, spans = words(args, 14)
+        (
+            dy, dy_step, x, x_step, mean, rstd, w, dx, dx_step, streamed, totals, rows, cols, blocks, pieces, piece,
+        ) = words(args, 16)  # fmt: skip
         size, out = width(T), width(U)
-        first, start = task // spans * CHUNK_ROWS, task % spans * ROW_SPAN
+        first, start = task // pieces * CHUNK_ROWS, task % pieces * piece
         for row in range(min(rows, first + CHUNK_ROWS) - 1, first - 1, -1):
             m, r = load_one(mean + row * 4), load_one(rstd + row * 4)
-            place = totals + row * spans * 16
+            place = totals + row * blocks * 16
             f = factors(m, r, load_double(place), load_double(place + 8), 1.0 / cols)
             results = begin_run(U, dx + row * dx_step + start * out, streamed)
-            for c in range(start, min(cols, start + ROW_SPAN), ROW_BLOCK):
+            for c in range(start, min(cols, start + piece), ROW_BLOCK):
                 n = min(ROW_BLOCK, cols - c)
                 d, p = dy + row * dy_step + c * size, x + row * x_step + c * size
                 _, _, results = sweep(
@@ -220,19 +223,19 @@ def _single_step(
 
 @kernel
 def _single_row(T: Any, U: Any, W: Any, B: Any) -> Any:
-    """A span of the only row a task: dx, and dy * x_hat and dy for the column outputs; 0 is not wanted.
+    """A piece of the only row a task: dx, and dy * x_hat and dy for the column outputs; 0 is not wanted.
 
     An output may lie on gradOut or input: all three are made before one is written.
     """
 
     def run(args: Any, task: Any) -> Any:
-        dy, x, mean, rstd, w, dx, dw, db, totals, cols = words(args, 10)
+        dy, x, mean, rstd, w, dx, dw, db, totals, cols, piece = words(args, 11)
         stage = scratch(3 * 2048)
         dx_stage, dw_stage, db_stage = stage, stage + 2048, stage + 4096
         size = width(T)
         m, r = load_one(mean), load_one(rstd)
         f = factors(m, r, load_double(totals), load_double(totals + 8), 1.0 / cols)
-        for c in range(task * ROW_SPAN, min(cols, task * ROW_SPAN + ROW_SPAN), ROW_BLOCK):
+        for c in range(task * piece, min(cols, task * piece + piece), ROW_BLOCK):
             n, e = min(ROW_BLOCK, cols - c), 0
             d, p, v = dy + c * size, x + c * size, w + c * 4
             while e + 16 <= n:
@@ -287,7 +290,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         name: Place(WORKSPACE, tiling.scattered[name]) if name in tiling.scattered else Place(name, 0)
         for name in columns
     }
-    if not tiling.spans:
+    if not tiling.pieces:
         if wants_dx and cols <= SHORT:
             rows_kernel = short_rows(T, U, -(-cols // 16), cols % 16 > 0)
         elif (
@@ -302,26 +305,28 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             bool(columns),  # for short rows, which have one kernel with sums and without
         )  # fmt: skip
     else:
-        single, spans = rows == 1, tiling.spans
+        single, pieces, shape = rows == 1, tiling.pieces, (rows, cols, tiling.blocks, tiling.pieces, tiling.piece)
         sums_kernel = _split_sums(T, bool(columns) and not single)
-        sums_arguments = program.arguments(*inputs, sums, tiling.partial_step, totals, rows, cols, spans)
-        totals_arguments = program.arguments(totals, spans)
-        dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, rows, cols, spans)
-        # Chunk after chunk, the end of which the caches have still when dx is made of it.
-        for chunk in range(tiling.chunks):
-            first, last = chunk * CHUNK_ROWS, min(rows, chunk * CHUNK_ROWS + CHUNK_ROWS)
-            tasks, size = (chunk * spans, chunk * spans + spans), (last - first) * cols
+        sums_arguments = program.arguments(*inputs, sums, tiling.partial_step, totals, *shape)
+        totals_arguments = program.arguments(totals, cols, tiling.blocks)
+        dx_arguments = program.arguments(*inputs, dx, dx_step, tiling.streamed, totals, *shape)
+        # A batch after the other, the end of which the caches have still when dx is made of it.
+        for chunk in range(0, tiling.chunks, tiling.batch):
+            end = min(tiling.chunks, chunk + tiling.batch)
+            first, last = chunk * CHUNK_ROWS, min(rows, end * CHUNK_ROWS)
+            tasks, size = (chunk * pieces, end * pieces), (last - first) * cols
             program.run(sums_kernel, sums_arguments, *tasks, size)
-            program.run(_split_totals(), totals_arguments, first, last, spans)
+            program.run(_split_totals(), totals_arguments, first, last, tiling.blocks)
             if wants_dx and not single:
                 program.run(_split_dx(T, U), dx_arguments, *tasks, size, backwards=True)
         if single:
             dw, db = results.get("gradWeightOut", 0), results.get("gradBiasOut", 0)
             W, B = (TAGS[values[name].dtype] if name in columns else T for name in ("gradWeightOut", "gradBiasOut"))
             program.job(
-                _single_row(T, U, W, B), spans, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals, cols
-            )
-    if not (tiling.spans and rows == 1):
+                _single_row(T, U, W, B), pieces, elements, inputs[0], inputs[2], mean, rstd, w, dx, dw, db, totals,
+                cols, tiling.piece,
+            )  # fmt: skip
+    if not (tiling.pieces and rows == 1):
         apart = {"gradWeightOut": 0, "gradBiasOut": partial_bytes(cols) if tiling.wide else 64}
         outputs = [ColumnResult(values[name].dtype, sums + apart[name], 0, results[name]) for name in columns]
         add_up(program, outputs, tiling.wide, tiling.partial_step, tiling.sums, cols)

@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 from ...datatypes import F32, itemsize
 from ...spec import Call
-from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_SPAN, Parts, row_step, task_elements, worth_streaming
+from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN, Parts, row_step, task_elements, worth_streaming
 
-#: Longer rows are split over threads, and where there are few, rows of more than LONGEST_OF_FEW columns. Whole ones are
-#: read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32 instead of 34. At 131072 columns
-#: both ways take as long.
-LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 32768, 32
+#: Longer rows are split over threads, by columns; and where there are few rows, those of more than LONGEST_OF_FEW
+#: columns: of as many chunks as threads want, of a row or three each, the column sums that are written and read again are
+#: more than the data (on a Zen 5 24x16384 in float32 takes 60 instead of 84 microseconds, 10x30389 in bfloat16 46
+#: instead of 64).
+#: Others are read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32 instead of 34. At
+#: 131072 columns both ways take as long.
+LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 2048, 2 * CHUNK_ROWS
+#: A chunk's piece of split rows has at least so many elements, and of fewer chunks than WANTED_TASKS as many pieces.
+PIECE_ELEMENTS, WANTED_TASKS = 8192, 16
+#: Split rows are taken in batches of so many bytes of an input, in which dx's second reading finds them in the caches.
+BATCH_BYTES = 2 << 20
 #: Results in 16 bits go past the caches from so many times as many bytes on: of 2 to 3 MiB they lose 2 to 4 % by it.
 SIXTEEN_BITS_WORTH = 2
 
@@ -29,15 +36,19 @@ class Tiling(NamedTuple):
     chunk_rows: int
     chunks: int
     task_chunks: int
-    #: Split rows: spans, 0 for whole rows.
-    spans: int
+    #: Split rows: how many pieces (0: they are whole), columns of one, blocks of a row; and how many chunks are summed
+    #: before their dx is made.
+    pieces: int
+    piece: int
+    blocks: int
+    batch: int
     streamed: bool
     #: Column sums: whether they are float64 sums of a task's chunks or float32 ones of each chunk, how many there are,
     #: and bytes from one to the next.
     wide: bool
     sums: int
     partial_step: int
-    #: Places in the workspace: the column sums; row sums of the spans; column results to be scattered.
+    #: Places in the workspace: the column sums; row sums of the blocks; column results to be scattered.
     partials: int
     totals: int
     scattered: dict[str, int]
@@ -84,14 +95,20 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunks = -(-rows // chunk_rows)
     task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 32)) // (chunk_rows * cols))
-    spans = -(-cols // ROW_SPAN) if split else 0
+    pieces, piece, blocks = 0, 0, 0
+    if split:
+        blocks = -(-cols // ROW_BLOCK)
+        own = max(-(-PIECE_ELEMENTS // (min(rows, CHUNK_ROWS) * ROW_BLOCK)), -(-blocks * chunks // WANTED_TASKS))
+        piece = min(ROW_SPAN, own * ROW_BLOCK)
+        pieces = -(-cols // piece)
+    batch = max(1, BATCH_BYTES // (CHUNK_ROWS * cols * itemsize(call.input.dtype)))
     # A task keeps its chunks' column sums in the cache and adds them up: to write down those of every chunk and read
     # them again is 3 % (float32) or 6 % (16 bits) of all that is moved, and as much again to bring that memory in.
     wide = task_chunks > 1 and not split
     sums = -(-chunks // task_chunks) if wide else chunks
     partial_step = partial_bytes(cols) * (3 if wide else 1)
     partials = parts.take(sums * partial_step if columns else 0)
-    totals = parts.take(rows * spans * 16)
+    totals = parts.take(rows * blocks * 16)
     scattered: dict[str, int] = {
         name: parts.take(cols * itemsize(call.values[name].dtype))
         for name in columns
@@ -102,6 +119,6 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         contiguous = steps[2] == cols or cols > LONGEST_BLOCK  # else too many lines would be written in two parts
         streamed = contiguous and worth_streaming(rows * cols, itemsize(call.gradInputOut.dtype), SIXTEEN_BITS_WORTH)
     return Tiling(
-        rows, cols, steps, packed, converted, chunk_rows, chunks, task_chunks, spans, streamed, wide, sums,
-        partial_step, partials, totals, scattered, parts.bytes,
+        rows, cols, steps, packed, converted, chunk_rows, chunks, task_chunks, pieces, piece, blocks, batch, streamed,
+        wide, sums, partial_step, partials, totals, scattered, parts.bytes,
     )  # fmt: skip
