@@ -550,7 +550,7 @@ def test_group_norm_of_small_planes(width: int, hw: int, groups: int, samples: i
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
-@pytest.mark.parametrize("cols", [300, 700, 2048, 2049, 2560, 8192, 9000, 20_001, 40_001, 98_304, 131_072])
+@pytest.mark.parametrize("cols", [300, 700, 1536, 1537, 2560, 8192, 9000, 20_001, 40_001, 98_304, 131_072])
 def test_a_rows_gradient_does_not_depend_on_how_many_there_are(cols: int, dtype: str) -> None:
     """Where many rows are read whole and few are split, and a single one has a kernel of its own."""
     rows = 49

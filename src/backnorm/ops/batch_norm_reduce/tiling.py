@@ -107,10 +107,12 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         together = joined(run.dy == run.x == channels, channels, run.size, ROW_ELEMENTS)
         cols = together * channels
         chunks = -(-run.size // (PIXEL_ROWS * together))
-        # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed.
-        # And of PIXEL_ROWS or more: the sums of fewer would be larger than what they are of.
+        # Longer than other tasks: 65536x512 in float32 comes at 0.97 instead of 0.94 of the probe's speed. Of small
+        # calls still longer, since a task writes sums as large as some rows (1x576x1024 in float32: 38 instead of 44
+        # microseconds, or instead of 58 where the two cores are far apart; but half as many tasks make 16 threads 1.3
+        # times as slow). And of PIXEL_ROWS or more: the sums of fewer would be larger than what they are of.
         rows_of_chunk = min(PIXEL_ROWS, -(-run.size // together))
-        elements = max(size, min(1 << 20, call.input.numel // 32))
+        elements = max(size, min(1 << 16, call.input.numel // 8), min(1 << 20, call.input.numel // 32))
         most = max(-(-PIXEL_ROWS // rows_of_chunk), elements // (rows_of_chunk * cols))
         task_chunks, task_samples = min(chunks, most), max(1, most // chunks)
         ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE

@@ -10,16 +10,15 @@ from ...spec import Call
 from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN, Parts, row_step, task_elements, worth_streaming
 
 #: Longer rows are split over threads, by columns; and where there are few rows, those of more than LONGEST_OF_FEW
-#: columns: of as many chunks as threads want, of a row or three each, the column sums that are written and read again are
-#: more than the data (on a Zen 5 24x16384 in float32 takes 60 instead of 84 microseconds, 10x30389 in bfloat16 46
-#: instead of 64).
-#: Others are read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32 instead of 34. At
-#: 131072 columns both ways take as long.
-LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 2048, 2 * CHUNK_ROWS
-#: A chunk's piece of split rows has at least so many elements, and of fewer chunks than WANTED_TASKS as many pieces.
-PIECE_ELEMENTS, WANTED_TASKS = 8192, 16
+#: columns: of as many chunks as threads want, of a row or three each, the column sums that are written and read again
+#: are more than the data (on a Zen 5 24x16384 in float32 takes 60 instead of 84 microseconds, 10x30389 in bfloat16 46
+#: instead of 64). Others are read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32
+#: instead of 34. At 131072 columns both ways take as long.
+LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 1536, 2 * CHUNK_ROWS
+#: A batch of split rows is so many tasks, pieces of chunks, or fewer of at least so many elements.
+WANTED_TASKS, PIECE_ELEMENTS = 16, 8192
 #: Split rows are taken in batches of so many bytes of an input, in which dx's second reading finds them in the caches.
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 4 << 20
 #: Results in 16 bits go past the caches from so many times as many bytes on: of 2 to 3 MiB they lose 2 to 4 % by it.
 SIXTEEN_BITS_WORTH = 2
 
@@ -95,13 +94,13 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
     chunks = -(-rows // chunk_rows)
     task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 32)) // (chunk_rows * cols))
+    batch = max(1, BATCH_BYTES // (CHUNK_ROWS * cols * itemsize(call.input.dtype)))
     pieces, piece, blocks = 0, 0, 0
     if split:
         blocks = -(-cols // ROW_BLOCK)
-        own = max(-(-PIECE_ELEMENTS // (min(rows, CHUNK_ROWS) * ROW_BLOCK)), -(-blocks * chunks // WANTED_TASKS))
-        piece = min(ROW_SPAN, own * ROW_BLOCK)
+        least = -(-PIECE_ELEMENTS // (min(rows, CHUNK_ROWS) * ROW_BLOCK))
+        piece = min(ROW_SPAN, max(least, blocks * min(chunks, batch) // WANTED_TASKS) * ROW_BLOCK)
         pieces = -(-cols // piece)
-    batch = max(1, BATCH_BYTES // (CHUNK_ROWS * cols * itemsize(call.input.dtype)))
     # A task keeps its chunks' column sums in the cache and adds them up: to write down those of every chunk and read
     # them again is 3 % (float32) or 6 % (16 bits) of all that is moved, and as much again to bring that memory in.
     wide = task_chunks > 1 and not split
