@@ -106,6 +106,7 @@ CALLS = {
     "gn pixels": lambda t: group_norm(17, 24, 300, 3, t, pixels=True),
     "gn small pixels": lambda t: group_norm(37, 12, 25, 1, t, pixels=True),
     "gn samples of pixels": lambda t: group_norm(37, 33, 25, 1, t, pixels=True),
+    "gn 5x5, pixels": lambda t: group_norm(150, 22, 25, 2, t, pixels=True),
     "gn large pixels": lambda t: group_norm(2, 40, 3001, 4, t, pixels=True),
     "bn planes": lambda t: batch_norm(33, 19, 49, t),
     "bn tiny planes": lambda t: batch_norm(101, 1100, 4, t),
@@ -245,7 +246,7 @@ def test_the_same_bits_row_by_row(call: str, dtype: str, monkeypatch: pytest.Mon
     """Pixels in the caches go four rows at a time."""
     expected = bits(CALLS[call](dtype))
     for tiling in (gn_tiling, bn_tiling):
-        monkeypatch.setattr(tiling, "IN_L2_BYTES", 0)
+        monkeypatch.setattr(tiling, "FOURS_BYTES", {4: 0, 2: 0})
     forget_plans()
     assert bits(CALLS[call](dtype)) == expected
     forget_plans()
@@ -293,7 +294,7 @@ def test_pixels_whose_sums_are_added_up_gradually(
     golden, terms = bn.reference(call), bn.terms(call)
     at_once = backnorm.batch_norm_backward_reduce(dy, x, mean, invstd)
     monkeypatch.setattr(bn_tiling, "CACHED_BYTES", 0)
-    monkeypatch.setattr(bn_tiling, "IN_L2_BYTES", 0)
+    monkeypatch.setattr(bn_tiling, "FOURS_BYTES", {4: 0, 2: 0})
     forget_plans()
     seen = set()
     for count in (1, 2, 3, 7, 16):

@@ -164,7 +164,8 @@ def sum_columns(
     """
     clear(sums, (cols + 15) // 16 * 128)
     first = 0
-    while fours and first + 4 < rows:
+    whole = rows if last == cols else rows - 1
+    while fours and first + 4 <= whole:
         d, p = dy + first * dy_step, x + first * x_step
         add_four_rows(T, d, dy_step, p, x_step, cols, means, rstds, sums, ahead)
         first += 4

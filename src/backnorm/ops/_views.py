@@ -25,10 +25,11 @@ LONGEST_BLOCK, ROW_BLOCK = 768, 512
 ROW_SPAN = 8192
 
 #: Pixels are summed four rows at a time, in the same order, where sums are what takes longest: in tensors of which two
-#: have no more bytes than this, and the L2 caches have them (BatchNorm of 16x128x441 in bfloat16: 55 instead of 65
-#: microseconds; GroupNorm of 32x64x49 in float32: 24 instead of 30). But rows multiples of PAGE apart compete for the
-#: same places of the L1 cache (BatchNorm of 16384x2048 in bfloat16: 4.4 instead of 2.8 ms).
-IN_L2_BYTES, PAGE = 4 << 20, 4096
+#: have no more bytes than this, by an element's size, and the caches have them (BatchNorm of 16x128x441 in bfloat16: 55
+#: instead of 65 microseconds, GroupNorm of 12x256x400 135 and 107; in float32 of 32x64x49 30 and 24, but BatchNorm of
+#: 4x256x784 53 and 59). But rows multiples of PAGE apart compete for the same places of the L1 cache (BatchNorm of
+#: 16384x2048 in bfloat16: 4.4 instead of 2.8 ms).
+FOURS_BYTES, PAGE = {4: 4 << 20, 2: 7 << 20}, 4096
 
 #: Bytes by which kernels ask for memory ahead of its use. Up to Zen 4 into the L2 cache: into the L1 cache, or 1 KiB
 #: ahead, the requests hold up the loads, and LayerNorm of 768 columns is 1.05 instead of 1.6 times as fast as PyTorch.

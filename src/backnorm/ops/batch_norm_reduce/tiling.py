@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...datatypes import F32, itemsize
 from ...spec import Call
 from .._images import joined
-from .._views import AHEAD, CACHED_BYTES, IN_L2_BYTES, PAGE, PIXEL_ROWS, Parts, Places, row_step, task_elements
+from .._views import AHEAD, CACHED_BYTES, FOURS_BYTES, PAGE, PIXEL_ROWS, Parts, Places, row_step, task_elements
 from .layout import Layout, lay_out
 
 #: Planes of no more elements have 16 sums of each kind that go on from sample to sample: bfloat16 of 128x1024x49 comes
@@ -118,7 +118,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         ahead = AHEAD if inputs > CACHED_BYTES else AHEAD_IN_CACHE
         apart = run.dy * together * width % PAGE and run.x * together * width % PAGE
         wide = cols * width >= WIDE_ROW_BYTES
-        fours = bool(apart) and (inputs <= IN_L2_BYTES or wide)
+        fours = bool(apart) and (inputs <= FOURS_BYTES[width] or wide)
         gradually = (
             cols * width >= GRADUAL_ROW_BYTES and not wide and inputs > CACHED_BYTES and run.size % together == 0
         )

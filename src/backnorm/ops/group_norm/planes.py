@@ -183,8 +183,8 @@ def _plane_factors(m: Any, r: Any, g: Any, c1: Any, c2: Any, size: Any) -> Any:
 
 
 @inline
-def _add_group(sums: Any, totals: Any, pad: Any, channels: Any) -> Any:
-    """A group's channel sums onto those of some samples. Up to 15 channels behind them get zeros added."""
+def add_channels(sums: Any, totals: Any, pad: Any, channels: Any) -> Any:
+    """Channel sums of a sample, or of a group, onto those of some samples. Up to 15 channels behind get zeros added."""
     for c in range(0, channels * 8, 128):
         for at in (c, pad + c):
             value = load_wide_part(sums + at, min(16, channels - c // 8))
@@ -222,7 +222,7 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
                     store_double(place + c * 8, s1)
                     store_double(place + pad + c * 8, s2)
             if together > 1:
-                _add_group(place, place + 2 * pad, pad, width_g)
+                add_channels(place, place + 2 * pad, pad, width_g)
             if wants_dx:
                 weights, target = gamma + first * 4, dx + n * dx_n + first * dx_c
                 c1, c2 = total_group(T, d, dy_c, 0, p, x_c, 0, 1, hw, m, r, weights, place, pad, width_g)

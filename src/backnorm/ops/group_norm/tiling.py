@@ -10,7 +10,7 @@ from .._images import Images, joined, lay_out
 from .._views import (
     AHEAD,
     CACHED_BYTES,
-    IN_L2_BYTES,
+    FOURS_BYTES,
     LARGEST_LANES,
     PAGE,
     SPAN,
@@ -21,8 +21,11 @@ from .._views import (
     worth_streaming,
 )
 
-#: With fewer whole groups (planes) or samples (pixels) than this, they are split over threads.
-FEWEST_TASKS = 16
+#: With fewer whole groups (planes) or samples (pixels) than this, those of more elements are split over threads.
+FEWEST_TASKS, LARGEST_WHOLE = 16, 16384
+#: Of small calls tasks are longer than others', up to so many elements: fewer places for sums, and fewer times that
+#: threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a Zen 5).
+SMALL_TASK = 1 << 15
 #: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
 #: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
 #: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
@@ -48,10 +51,6 @@ LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN = 224 << 10, 32 << 10
 #: float32: 1.1 instead of 1.9). Larger ones lose where there are few samples (2 x 128 x 64 pixels: 12 instead of 8
 #: microseconds).
 LARGEST_ROW_IMAGE, LONGEST_PLANES, LONGEST_PIXELS = 32, 32768, 4096
-#: Planes: samples of which a task has some add up their channel sums, if those have no more elements together or a task
-#: has more anyway. Where threads share no cache, who adds them all up waits for the others' (64 x 64 x 49 in float32
-#: takes 35 instead of 42 microseconds on two cores that are far apart).
-TOGETHER_ELEMENTS = 1 << 14
 #: Of such groups as many at a time as have so many bytes of an input: the weights and sums of their elements should
 #: stay in the caches, and large tensors like runs that are not short. (64 x 512 x 49 in 8 groups in float32 takes 0.49
 #: ms with 12800 and 0.53 with 25600, 2000 x 64 x 25 in 8 groups in bfloat16 0.68, and 1.0 with 3200.)
@@ -84,7 +83,8 @@ class Tiling(NamedTuple):
     row_tasks: int
     chunk_samples: int
     chunks: int
-    #: Planes: samples whose channel sums a task adds up, all of them its own.
+    #: Samples whose channel sums a task adds up, all of them its own. (Where threads share no cache, who adds
+    #: those of all waits for the others': 64 x 64 x 49 in float32 takes 35 instead of 42 microseconds.)
     samples_together: int
     spans: int
     #: Pixels: blocks of a sample, and rows of a block.
@@ -166,8 +166,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if desc is None or desc.dtype != F32 or row_step(desc, 1, count) is None:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
-    size, task = itemsize(call.input.dtype), task_elements(n * channels * hw)
-    split = whole < FEWEST_TASKS
+    total = n * channels * hw
+    size, task = itemsize(call.input.dtype), max(task_elements(total), min(SMALL_TASK, total // 8))
+    split = whole == 1 or (whole < FEWEST_TASKS and unit > LARGEST_WHOLE)
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
@@ -175,7 +176,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         contiguous = (n == 1 or outer == channels * hw) and (count == 1 or inner == own)
         if images.pixels and channels * size % 64 != 0:  # else pixels that are read one by one would share cache lines
             contiguous = contiguous and all(step == channels for _, step in images.steps.values())
-        streamed = contiguous and worth_streaming(n * channels * hw, size, SIXTEEN_BITS_WORTH)
+        streamed = contiguous and worth_streaming(total, size, SIXTEEN_BITS_WORTH)
     block_rows = max(FEWEST_CHUNKS, BLOCK_ELEMENTS // (SUMMED_ROWS * cols)) * SUMMED_ROWS
     chunks, blocks, spans = 0, -(-hw // (block_rows * together)), -(-hw // SPAN)
     per_task, row_groups, task_groups, chunk_samples, row_tasks = max(1, task // unit), 0, 0, 0, 0
@@ -191,10 +192,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         row_tasks = -(-chunks // per_task) * -(-groups // task_groups)
         tables = parts.take_places(row_groups * padded(unit) * 12 + 192, row_tasks)
     samples_together = 1
-    if not (images.pixels or row_groups or split):
-        together_elements = max(task, min(TOGETHER_ELEMENTS, n * channels * hw // 16))
-        samples_together = max(1, together_elements // (channels * hw))
-        if samples_together > 1:
+    if not (row_groups or split):
+        samples_together = max(1, task // (channels * hw))
+        if samples_together > 1 and not images.pixels:
             per_task = samples_together * groups
     sets = chunks if row_groups else -(-n // samples_together)
     channel_sums = parts.take(sets * sums_bytes(channels, samples_together))
@@ -212,8 +212,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         if name in writes and row_step(call.values[name], 1, channels) is None
     }
     apart = all(step * together * size % PAGE for _, step in images.steps.values())
-    inputs = 2 * n * channels * hw * size
-    fours = images.pixels and apart and inputs <= IN_L2_BYTES and not streamed
+    inputs = 2 * total * size
+    fours = images.pixels and apart and inputs <= FOURS_BYTES[size] and not streamed
     # On a Xeon 32 x 256 x 3136 in bfloat16 takes 5.9 instead of 6.7 ms by it; smaller ones lose up to 3 %.
     sums_ahead = AHEAD if inputs > CACHED_BYTES else 0
     items, item = (blocks, block_rows * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
