@@ -23,8 +23,12 @@ from .._views import (
 
 #: With fewer whole groups (planes) or samples (pixels) than this, those of more elements are split over threads.
 FEWEST_TASKS, LARGEST_WHOLE = 16, 16384
-#: Of small calls tasks are longer than others', up to so many elements: fewer places for sums, and fewer times that
-#: threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a Zen 5).
+#: And so are groups of so many bytes of an input, for which threads would need so much cache each (1x128x262144 in 32
+#: groups in float32: 7.2 instead of 7.7 ms). They, and others, are so many tasks or more.
+LONG_GROUP_BYTES, WANTED_SPLIT_TASKS = 4 << 20, 32
+#: Of small calls tasks are longer than others', up to so many elements, and no shorter in split ones: fewer places for
+#: sums, and fewer times that threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a
+#: Zen 5).
 SMALL_TASK = 1 << 15
 #: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
 #: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
@@ -168,7 +172,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
     total = n * channels * hw
     size, task = itemsize(call.input.dtype), max(task_elements(total), min(SMALL_TASK, total // 8))
-    split = whole == 1 or (whole < FEWEST_TASKS and unit > LARGEST_WHOLE)
+    long = not images.pixels and unit * size >= LONG_GROUP_BYTES
+    split = whole == 1 or (whole < FEWEST_TASKS and unit > LARGEST_WHOLE) or long
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
@@ -217,7 +222,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     # On a Xeon 32 x 256 x 3136 in bfloat16 takes 5.9 instead of 6.7 ms by it; smaller ones lose up to 3 %.
     sums_ahead = AHEAD if inputs > CACHED_BYTES else 0
     items, item = (blocks, block_rows * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
-    per_split_task = max(1, task // item)
+    per_split_task = max(1, min(task // item, max(items // WANTED_SPLIT_TASKS, SMALL_TASK // item)))
     joined_planes = (
         not images.pixels and 16 <= hw <= LARGEST_LANES and all(inner == hw for _, inner in images.steps.values())
     )
