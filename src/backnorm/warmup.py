@@ -27,8 +27,9 @@ def work() -> Iterator[Callable[[], object]]:
             yield partial(_layer_norm, NUMPY[dtype], (2800, cols), mask)
     for dtype in (F16, BF16):  # a single long row writes the gradients of float32 weights itself
         yield partial(_layer_norm, NUMPY[dtype], (1, 32800), (True, True, True), np.ones(32800, np.float32))
-    # Split groups or samples, whole ones, and those that are rows, of one block or of several.
-    shapes = ((1, 4, 120, 2), (16, 4, 120, 2), (1, 4, 3, 1), (1, 20, 40, 1))
+    # A split sample of pixels and a split group of planes, whole ones, and those that are rows, of one block or of
+    # several.
+    shapes = ((1, 4, 120, 2), (1, 4, 120, 1), (16, 4, 120, 2), (1, 4, 3, 1), (1, 40, 20, 1))
     for dtype, sizes, pixels in itertools.product(_TYPES, shapes, (False, True)):
         for mask in ((True, True, True), (True, False, False), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)

@@ -19,9 +19,10 @@ LARGEST_LANES = 2 * 12 * 16
 #: Rows, LayerNorm's and those that are GroupNorm's small groups: columns that are summed in float32, where a row has no
 #: more, and where it has.
 LONGEST_BLOCK, ROW_BLOCK = 768, 512
-#: Columns of a split row that a task sums, and makes dx of: in the rows of a whole chunk, one after the other, so that
-#: their weight and column sums stay in the cache. (Row by row, so that it is read again from the cache, 64 rows of a
-#: million take 1.6 times as long in 16 bits on a Xeon, 1.5 in float32, and as long on an EPYC.)
+#: Columns of a row whose blocks are added up in float64 before they are added to the row's sums; and the most of a
+#: split row that a task sums, and makes dx of: in the rows of a whole chunk, one after the other, so that their weight
+#: and column sums stay in the cache. (Row by row, so that it is read again from the cache, 64 rows of a million take
+#: 1.6 times as long in 16 bits on a Xeon, 1.5 in float32, and as long on an EPYC.)
 ROW_SPAN = 8192
 
 #: Pixels are summed four rows at a time, in the same order, where sums are what takes longest: in tensors of which two

@@ -21,19 +21,18 @@ from .._views import (
     worth_streaming,
 )
 
-#: With fewer whole groups (planes) or samples (pixels) than this, those of more elements are split over threads.
-FEWEST_TASKS, LARGEST_WHOLE = 16, 16384
-#: And so are groups of so many bytes of an input, for which threads would need so much cache each (1x128x262144 in 32
-#: groups in float32: 7.2 instead of 7.7 ms). They, and others, are so many tasks or more.
-LONG_GROUP_BYTES, WANTED_SPLIT_TASKS = 4 << 20, 32
-#: Of small calls tasks are longer than others', up to so many elements, and no shorter in split ones: fewer places for
-#: sums, and fewer times that threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a
-#: Zen 5).
-SMALL_TASK = 1 << 15
-#: They are taken in batches of at least so many bytes of each input, so that their second reading comes from the cache
-#: (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6); more
-#: steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
+#: With fewer whole groups (planes) or samples (pixels) than this, those of more elements, or a single one, are split
+#: over threads. So are groups of planes of so many bytes of an input, for which threads would need so much cache each
+#: (1x128x262144 in 32 groups in float32: 7.2 instead of 7.7 ms).
+FEWEST_TASKS, LARGEST_WHOLE, LONG_GROUP_BYTES = 16, 16384, 4 << 20
+#: Split ones are taken in batches of at least so many bytes of each input, so that their second reading comes from the
+#: cache (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6);
+#: more steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
 BATCH_BYTES = 2 << 20
+#: Of small calls tasks are longer than others', up to so many elements: fewer places for sums, and fewer times that
+#: threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a Zen 5). And a large group or
+#: sample that is split is so many tasks, if they have no fewer elements.
+SMALL_TASK, WANTED_SPLIT_TASKS = 1 << 15, 32
 #: Rows of pixels that are summed in float32. Of 24 that are all alike, BatchNorm's number, one in 20000 makes a dx that
 #: is off by more than its bound: that has other roundings too.
 SUMMED_ROWS = 20

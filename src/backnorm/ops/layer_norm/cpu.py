@@ -2,7 +2,7 @@
 
 Rows that fit the cache go through it once: some chunks of rows are a task; a row is read for its sums, then again, from
 the cache, for dx and for the column sums of its chunk. Short ones (short_rows.py) stay in registers in between, and
-others may go two at a time (pairs.py). Longer rows, and few long ones, are split: a task is a span of columns of a
+others may go two at a time (pairs.py). Longer rows, and few long ones, are split: a task is a piece of the columns of a
 chunk for the sums, and a second sweep makes dx. A row is added up in the same order whichever way it goes. A single
 split row needs no column sums: the second sweep writes their outputs too.
 """
@@ -106,7 +106,7 @@ def _whole_rows(T: Any, U: Any, columns: Any, wants_dx: Any, single: Any) -> Any
 
 
 @inline
-def _span_step(
+def _one_step(
     T: Any, columns: Any, dy: Any, x: Any, w: Any, sums: Any, count: Any, mean: Any, rstd: Any, a: Any, b: Any
 ) -> Any:
     one = np.float32(0)
@@ -144,17 +144,17 @@ def _split_sums(T: Any, columns: Any) -> Any:
                     at = c * size
                     prefetch(d + at + AHEAD)
                     prefetch(p + at + AHEAD)
-                    a0, b0 = _span_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a0, b0)
+                    a0, b0 = _one_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a0, b0)
                     c += 16
                     at = c * size
                     if size == 4:  # else in the cache line asked for above
                         prefetch(d + at + AHEAD)
                         prefetch(p + at + AHEAD)
-                    a1, b1 = _span_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a1, b1)
+                    a1, b1 = _one_step(T, columns, d + at, p + at, v + c * 4, mine + c * 8, 16, mean_v, rstd_v, a1, b1)
                     c += 16
                 while c < end:
                     at, count = c * size, min(16, end - c)
-                    a0, b0 = _span_step(
+                    a0, b0 = _one_step(
                         T, columns, d + at, p + at, v + c * 4, mine + c * 8, count, mean_v, rstd_v, a0, b0
                     )
                     c += 16

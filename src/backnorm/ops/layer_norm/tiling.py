@@ -15,7 +15,7 @@ from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN, Parts, row_
 #: instead of 64). Others are read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32
 #: instead of 34. At 131072 columns both ways take as long.
 LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 1536, 2 * CHUNK_ROWS
-#: A batch of split rows is so many tasks, pieces of chunks, or fewer of at least so many elements.
+#: A batch of split rows is so many tasks, pieces of chunks, or fewer if whole chunks' would have fewer elements.
 WANTED_TASKS, PIECE_ELEMENTS = 16, 8192
 #: Split rows are taken in batches of so many bytes of an input, in which dx's second reading finds them in the caches.
 BATCH_BYTES = 4 << 20
