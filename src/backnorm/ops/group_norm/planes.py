@@ -1,8 +1,8 @@
 """GroupNorm backward on the CPU, for planes (NCHW).
 
 Groups are read for their sums and then again, from the cache where they fit, for dx. Where there are too few of them
-for the threads, or they are too large for the cache of one, sums and dx are two sweeps over smaller tasks; both ways
-add in the same order. Groups of small planes are in rows.py.
+for the threads, sums and dx are two sweeps over smaller tasks; both ways add in the same order. Groups of small planes
+are in rows.py.
 """
 
 from __future__ import annotations

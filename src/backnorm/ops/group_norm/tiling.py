@@ -22,17 +22,17 @@ from .._views import (
 )
 
 #: With fewer whole groups (planes) or samples (pixels) than this, those of more elements, or a single one, are split
-#: over threads. So are groups of planes of so many bytes of an input, for which threads would need so much cache each
-#: (1x128x262144 in 32 groups in float32: 7.2 instead of 7.7 ms).
-FEWEST_TASKS, LARGEST_WHOLE, LONG_GROUP_BYTES = 16, 16384, 4 << 20
+#: over threads. Large groups are not for their size: 1x128x262144 in 32 groups takes two threads 7.2 instead of 7.7 ms
+#: so, but 16 on a Xeon 16 instead of 9.
+FEWEST_TASKS, LARGEST_WHOLE = 16, 16384
 #: Split ones are taken in batches of at least so many bytes of each input, so that their second reading comes from the
 #: cache (2 x 320 x 4096 pixels in float32 one by one take 1.20 instead of 1.26 ms, 8 x 320 x 4096 4.8 instead of 5.6);
 #: more steps on little data cost more than that brings (4 x 256 x 1024: 0.37 instead of 0.34 ms).
 BATCH_BYTES = 2 << 20
-#: Of small calls tasks are longer than others', up to so many elements: fewer places for sums, and fewer times that
-#: threads take the next one (64x64x49 in float32 takes 30 instead of 33 microseconds on a Zen 5). And a large group or
-#: sample that is split is so many tasks, if they have no fewer elements.
-SMALL_TASK, WANTED_SPLIT_TASKS = 1 << 15, 32
+#: Of small calls tasks are longer than others', up to so many elements, but as many as WANTED_TASKS: fewer places for
+#: sums, and fewer times that threads take the next one. (Pixels of 64x64x49 in float32, whose sums a task adds up, take
+#: 31 instead of 40 microseconds on a Zen 5; as 8 tasks 28, but then 16 threads of a Xeon 63 instead of 37.)
+SMALL_TASK = 1 << 15
 #: Rows of pixels that are summed in float32. Of 24 that are all alike, BatchNorm's number, one in 20000 makes a dx that
 #: is off by more than its bound: that has other roundings too.
 SUMMED_ROWS = 20
@@ -170,9 +170,8 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(count * 4)
     whole, unit = (n, channels * hw) if images.pixels else (n * groups, group_channels * hw)
     total = n * channels * hw
-    size, task = itemsize(call.input.dtype), max(task_elements(total), min(SMALL_TASK, total // 8))
-    long = not images.pixels and unit * size >= LONG_GROUP_BYTES
-    split = whole == 1 or (whole < FEWEST_TASKS and unit > LARGEST_WHOLE) or long
+    size, task = itemsize(call.input.dtype), max(task_elements(total), min(SMALL_TASK, total // WANTED_TASKS))
+    split = whole == 1 or (whole < FEWEST_TASKS and unit > LARGEST_WHOLE)
     streamed = False
     if "gradInput" in writes:
         outer, inner = images.steps["gradInput"]
@@ -221,7 +220,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     # On a Xeon 32 x 256 x 3136 in bfloat16 takes 5.9 instead of 6.7 ms by it; smaller ones lose up to 3 %.
     sums_ahead = AHEAD if inputs > CACHED_BYTES else 0
     items, item = (blocks, block_rows * cols) if images.pixels else (group_channels * spans, min(SPAN, hw))
-    per_split_task = max(1, min(task // item, max(items // WANTED_SPLIT_TASKS, SMALL_TASK // item)))
+    per_split_task = max(1, task // item)
     joined_planes = (
         not images.pixels and 16 <= hw <= LARGEST_LANES and all(inner == hw for _, inner in images.steps.values())
     )
