@@ -51,8 +51,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
         shared = (
             *inputs, *output, mean, rstd, gamma, partials, sums, sums_n, pad,
             Place(WORKSPACE, tiling.totals), Place(WORKSPACE, tiling.coefficients), tiling.row_of_table, n, groups,
-            width_g, hw, tiling.blocks, tiling.block_rows, tiling.together, tiling.samples_together, ahead,
-            tiling.fours,
+            width_g, hw, tiling.blocks, tiling.block_rows, tiling.together, ahead, tiling.fours,
         )  # fmt: skip
         if tiling.split:
             by_block = program.arguments(*shared, tiling.per_split_task), tiling.split_tasks

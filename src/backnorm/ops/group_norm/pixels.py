@@ -158,9 +158,8 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_h, x, x_n, x_h, dx, dx_n, dx_h, streamed, mean, rstd, gamma, partials, sums, sums_n, pad,
-            totals, tables, apart, samples, groups, width_g, hw, blocks, block_rows, together, summed, ahead, fours,
-            per,
-        ) = words(args, 31)  # fmt: skip
+            totals, tables, apart, samples, groups, width_g, hw, blocks, block_rows, together, ahead, fours, per,
+        ) = words(args, 30)  # fmt: skip
         channels = groups * width_g
         cols, rows = channels * together, (hw + together - 1) // together
         ragged = (hw - (rows - 1) * together) * channels
@@ -168,7 +167,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
         contiguous = dy_h == row_bytes and x_h == row_bytes and dx_h == row_bytes
         streamed = streamed if dx % width(T) == 0 else 0
         tasks = (blocks + per - 1) // per
-        start, stop = task * per, min(samples, task * per + per)
+        start, stop, summed = task * per, min(samples, task * per + per), per if step == 0 else 1
         if by_block:
             start, stop = task // tasks, task // tasks + 1
         for n in range(start, stop):

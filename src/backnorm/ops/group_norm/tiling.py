@@ -197,7 +197,9 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
     samples_together = 1
     if not (row_groups or split):
         samples_together = max(1, task // (channels * hw))
-        if samples_together > 1 and not images.pixels:
+        if images.pixels:
+            per_task = samples_together
+        elif samples_together > 1:
             per_task = samples_together * groups
     sets = chunks if row_groups else -(-n // samples_together)
     channel_sums = parts.take(sets * sums_bytes(channels, samples_together))

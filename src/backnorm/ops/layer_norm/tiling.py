@@ -15,8 +15,9 @@ from .._views import CHUNK_ROWS, LONGEST_BLOCK, ROW_BLOCK, ROW_SPAN, Parts, row_
 #: instead of 64). Others are read once: on a Xeon 600x40001 in float32 takes 23 instead of 31 ms, 300x100003 32
 #: instead of 34. At 131072 columns both ways take as long.
 LONGEST_WHOLE_ROW, LONGEST_OF_FEW, FEW_ROWS = 131072, 1536, 2 * CHUNK_ROWS
-#: A batch of split rows is so many tasks, pieces of chunks, or fewer if whole chunks' would have fewer elements.
-WANTED_TASKS, PIECE_ELEMENTS = 16, 8192
+#: Few rows are cut into so many tasks (chunks of whole rows, pieces of a batch of split ones), since each writes column
+#: sums that are read again; and into fewer of so many elements.
+WANTED_TASKS, TASK_ELEMENTS = 16, 8192
 #: Split rows are taken in batches of so many bytes of an input, in which dx's second reading finds them in the caches.
 BATCH_BYTES = 4 << 20
 #: Results in 16 bits go past the caches from so many times as many bytes on: of 2 to 3 MiB they lose 2 to 4 % by it.
@@ -90,15 +91,14 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
             converted[name] = parts.take(size * 4)
     columns = [name for name in ("gradWeightOut", "gradBiasOut") if name in writes]
     split = cols > LONGEST_WHOLE_ROW or (cols > LONGEST_OF_FEW and rows < FEW_ROWS)
-    # A chunk's column sums are written and read again, so few rows are cut into no more than 16 chunks.
-    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // 16), -(-8192 // cols)))
+    chunk_rows = CHUNK_ROWS if split else min(CHUNK_ROWS, max(-(-rows // WANTED_TASKS), -(-TASK_ELEMENTS // cols)))
     chunks = -(-rows // chunk_rows)
     task_chunks = max(1, max(task_elements(rows * cols), min(1 << 20, rows * cols // 32)) // (chunk_rows * cols))
     batch = max(1, BATCH_BYTES // (CHUNK_ROWS * cols * itemsize(call.input.dtype)))
     pieces, piece, blocks = 0, 0, 0
     if split:
         blocks = -(-cols // ROW_BLOCK)
-        least = -(-PIECE_ELEMENTS // (min(rows, CHUNK_ROWS) * ROW_BLOCK))
+        least = -(-TASK_ELEMENTS // (min(rows, CHUNK_ROWS) * ROW_BLOCK))
         piece = min(ROW_SPAN, max(least, blocks * min(chunks, batch) // WANTED_TASKS) * ROW_BLOCK)
         pieces = -(-cols // piece)
     # A task keeps its chunks' column sums in the cache and adds them up: to write down those of every chunk and read
