@@ -23,7 +23,7 @@ from numba import types
 from numba.core.ccallback import CFunc
 
 import backnorm
-from backnorm import functional, threads, warmup
+from backnorm import threads, warmup, workspace
 from backnorm.accuracy import EPS, excess, relative_error, share_within_half_ulp
 from backnorm.datatypes import BF16, F16, F32
 from backnorm.ops import OPS, _views
@@ -202,12 +202,12 @@ def test_a_workspace_may_begin_anywhere_and_is_no_larger_than_said(
 ) -> None:  # fmt: skip
     expected, room, given = bits(CALLS[call]("bfloat16")), 256, []
 
-    def take(self: Any, size: int) -> int:
+    def take(size: int) -> int:
         memory = np.full(size + 2 * room, 0xA5, np.uint8)
         given.append((memory, -memory.ctypes.data % 64 + 64 + shift, size))
         return int(memory.ctypes.data + given[-1][1])
 
-    monkeypatch.setattr(functional._Scratch, "take", take)
+    monkeypatch.setattr(workspace, "take", take)
     forget_plans()
     backnorm.set_num_threads(3)
     assert bits(CALLS[call]("bfloat16")) == expected

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dlpack
+from . import dlpack, workspace
 from .arguments import to_bool, to_bool_array, to_int64, to_int_array
 from .arrays import Array, address_of, allocate, describe, describe_output, empty_strided, is_torch
 from .ops import OPS
@@ -161,7 +160,7 @@ class _Known(NamedTuple):
     outputs: tuple[Callable[[], Any] | None, ...]
     #: Where the plan's tensors stand among the arguments and then the results.
     places: tuple[int, ...]
-    #: Runs a small plan on them; False where one has no memory.
+    #: Runs a CPU's plan on them; False where one has no memory.
     run: Callable[..., bool] | None
     #: Where the memory of a tensor begins; and whether it is a GPU's.
     address: Callable[[Any], int]
@@ -357,63 +356,13 @@ def _input_table(op_name: str) -> tuple[tuple[str, str, Callable[[str, Any], Any
     )
 
 
-class _Scratch(threading.local):
-    """Each thread's workspace, kept from call to call: fresh memory costs a page fault for every 4 KiB."""
-
-    #: More than this, which only packed copies of large views need, is given back after the next call.
-    LARGEST_KEPT = 256 << 20
-
-    def __init__(self) -> None:
-        self._memory, self._size, self._address = np.empty(0, np.uint8), 0, 0
-
-    def take(self, size: int) -> int:
-        """The address of that many bytes, good until the next call."""
-        if self._size < size or self._size > self.LARGEST_KEPT:
-            self._memory, self._size = np.empty(size + 64, np.uint8), size
-            self._address = -(-self._memory.ctypes.data // 64) * 64
-        return self._address
-
-
-_scratch = _Scratch()
-
-
-class _GpuScratch(threading.local):
-    """Each thread's workspace on each of a GPU's streams. What a stream does comes one after the other, and what two
-    threads queue there may come mixed."""
-
-    #: More than this is not kept; the calls that need it are long.
-    LARGEST_KEPT = 16 << 20
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], tuple[int, int, Any]] = {}
-
-    def take(self, size: int, device: Any) -> tuple[int, int, Any]:
-        """The address of that many bytes, good for what is queued now, PyTorch's current stream, and what keeps the
-        memory until it is queued."""
-        torch: Any = sys.modules["torch"]
-        index = device.index or 0
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        kept = self._kept.get((index, stream))
-        # A graph being captured must have memory of its own: it runs later, beside calls that are made then.
-        if kept is not None and kept[0] >= size and not torch._C._cuda_isCurrentStreamCapturing():
-            return kept[1], stream, None
-        memory = torch.empty(size, dtype=torch.uint8, device=device)
-        address = memory.data_ptr()
-        if size <= self.LARGEST_KEPT and not torch._C._cuda_isCurrentStreamCapturing():
-            self._kept[index, stream] = (size, address, memory)
-        return address, stream, memory
-
-
-_gpu_scratch = _GpuScratch()
-
-
 def execute(plan: Plan, addresses: Sequence[int], gpu: Any) -> None:
     """Run a plan in this thread's workspace: on the CPU, or on a GPU, which is then PyTorch's device."""
     if gpu is None:
-        plan.execute(_scratch.take(plan.workspace_bytes), addresses)
+        plan.execute(workspace.take(plan.workspace_bytes), addresses)
     else:
-        workspace, stream, _keep = _gpu_scratch.take(plan.workspace_bytes, gpu)
-        plan.execute(workspace, addresses, stream)
+        memory, stream, _keep = workspace.take_on_gpu(plan.workspace_bytes, gpu)
+        plan.execute(memory, addresses, stream)
 
 
 def _returner(input: Any) -> Callable[[Array], Any] | None:

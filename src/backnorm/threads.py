@@ -52,7 +52,6 @@ class _Pool:
         self._code = _workers
         self._memory = np.zeros(_workers.POOL_BYTES + 64, np.uint8)
         self.address = -(-self._memory.ctypes.data // 64) * 64
-        self._run = _workers.run.ctypes
         c = ctypes.CDLL(None)
         c.pthread_mutex_init(ctypes.c_void_p(self.address + _workers.MUTEX), None)
         c.pthread_cond_init(ctypes.c_void_p(self.address + _workers.CONDITION), None)
@@ -71,9 +70,10 @@ class _Pool:
                 helper.start()
                 self._helpers.append(helper)
 
-    def run(self, code: Any, pointers: int, words: int, threads: int) -> None:
+    def team(self, elements: int, threads: int) -> tuple[int, int]:
+        """What `_workers.run` takes for so much work: the address of a pool, and threads."""
         self.ensure(threads - 1)
-        self._run(self.address, code.address, pointers, words, threads, _ELEMENTS_A_THREAD)
+        return self.address, threads
 
     def stop(self) -> None:
         """Let the helpers return: native code must not be running when the interpreter takes it away."""
@@ -87,45 +87,32 @@ class _Pool:
         ctypes.c_int64.from_address(self.address + word).value = value
 
 
-class _TeamMemory(threading.local):
-    """Each caller's memory for the call its team is at."""
-
-    def __init__(self) -> None:
-        from .ops._workers import TEAM_ARGUMENTS, TEAM_BYTES
-
-        self._memory = np.zeros(TEAM_BYTES + 64, np.uint8)
-        start = -self._memory.ctypes.data % 64
-        self.address = self._memory.ctypes.data + start
-        self.pool: Any = self._memory[start : start + TEAM_ARGUMENTS]
-        self.arguments: Any = self._memory[start + TEAM_ARGUMENTS : start + TEAM_BYTES].data
-
-
 class _OpenMP:
     """The threads of an OpenMP runtime that another library uses, PyTorch's: they look for work for milliseconds after
     each of its calls, and threads of our own would get no CPU beside them. Small programs the caller runs alone."""
 
     def __init__(self, library: str, most: Callable[[], int]) -> None:
-        from .ops import _workers
+        self._library = ctypes.CDLL(library)
+        parallel = ctypes.cast(self._library.GOMP_parallel, ctypes.c_void_p).value or 0
+        self._most, self._memory = most, _TeamMemory(parallel)
 
-        self._parallel = ctypes.CDLL(library).GOMP_parallel
-        self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        self._parallel.restype = None
-        self._most = most
-        self._join, self._run = _workers.join_team.address, _workers.run.ctypes
-        self._memory = _TeamMemory()
-
-    def run(self, code: Any, pointers: int, words: int, threads: int) -> None:
-        memory = self._memory
-        threads = min(threads, self._most(), code.elements // _ELEMENTS_A_THREAD)
-        if threads <= 1:
-            self._run(memory.address, code.address, pointers, words, 1, _ELEMENTS_A_THREAD)
-            return
-        memory.pool[:] = 0
-        _pack[5](memory.arguments, 0, code.address, pointers, words, threads, _ELEMENTS_A_THREAD)
-        self._parallel(self._join, memory.address, threads, 0)
+    def team(self, elements: int, threads: int) -> tuple[int, int]:
+        return self._memory.address, min(threads, self._most(), elements // _ELEMENTS_A_THREAD)
 
     def stop(self) -> None:
         """They are not ours."""
+
+
+class _TeamMemory(threading.local):
+    """Each caller's pool, for the call its team is at."""
+
+    def __init__(self, parallel: int) -> None:
+        from .ops import _workers
+
+        self._memory = np.zeros(_workers.TEAM_BYTES + 64, np.uint8)
+        self.address = -(-self._memory.ctypes.data // 64) * 64
+        for word, value in ((_workers.PARALLEL, parallel), (_workers.JOIN, _workers.join_team.address)):
+            ctypes.c_uint64.from_address(self.address + word).value = value
 
 
 class _Words(threading.local):
@@ -203,15 +190,25 @@ def set_num_threads(threads: int) -> None:
 _pack = [struct.Struct(f"{count}q").pack_into for count in range(32)]
 
 
+def team(elements: int) -> tuple[int, int, int]:
+    """Who runs a program whose largest job has so many elements, as native code is told: the address of a pool, how
+    many threads, and for how many elements one more is worth waking."""
+    pool = _pool or _get_pool()
+    address, threads = pool.team(elements, _num_threads or get_num_threads())
+    return address, threads, _ELEMENTS_A_THREAD
+
+
 def run(code: Any, pointers: Sequence[int]) -> None:
     """Run a program (`Program.code()`) with the address of the workspace and those of its tensors."""
-    pool = _pool or _get_pool()
+    from .ops._workers import run as run_native
+
     places = len(pointers)
     if _words.count < code.words:
         _words.take(2 * code.words)
     _pack[places](_words.buffer, 0, *pointers)
-    address = _words.address
-    pool.run(code, address, address + 8 * places, _num_threads or get_num_threads())
+    words = _words.address
+    pool, threads, least = team(code.elements)
+    run_native.ctypes(pool, code.address, words, words + 8 * places, threads, least)
 
 
 class Runner:

@@ -1,4 +1,4 @@
-"""Calls of torch tensors and NumPy arrays by native code: what tells one call from another, and a small one run.
+"""Calls of torch tensors and NumPy arrays by native code: what tells one call from another, and a known one run.
 
 The functions are Python's own kind of builtin (`METH_FASTCALL`), so they are called with objects and hold the
 interpreter's lock. Shapes, strides, types and addresses of tensors come from DLPack's C exchange API, `torch.Tensor`'s
@@ -21,20 +21,21 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from .. import workspace
 from ..datatypes import BF16, F16, F32, NUMPY
-from ..threads import Runner
+from ..threads import Runner, team
 from ._native import inline, native
-from ._workers import _get, _intrinsic, _put, _run_program
+from ._workers import _get, _intrinsic, _put, run_in
 
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
-#: The words of a key and of a small program at most, its pointers, and the bytes of its workspace: all on the stack.
-#: (Groups of GroupNorm that are rows need some tens of KiB: 4x64x25.)
+#: The words of a key and of a program at most, its pointers, and, if its caller runs it alone, the bytes of its
+#: workspace: all on the stack. (Groups of GroupNorm that are rows need some tens of KiB: 4x64x25.)
 MOST_WORDS, MOST_POINTERS = 512, 32
 MOST_WORKSPACE = 1 << 16
 
 #: What the functions know: words of the bytes that each has as its `self`.
-_READ, _ARRAY, _CODE, _COUNT, _PLACES = range(0, 40, 8)
+_READ, _ARRAY, _CODE, _GIVEN, _COUNT, _PLACES = range(0, 48, 8)
 _TYPES, _TENSOR, _PARAMETER, _IMPLEMENTATION, _KEYS, _NONE, _TRUE, _FALSE, _INT, _LIST, _TUPLE, _SIZE = range(
     16, 112, 8
 )
@@ -194,7 +195,12 @@ def _describe(self, arguments, count):  # type: ignore[no-untyped-def]
 
 def _run(self, arguments, count):  # type: ignore[no-untyped-def]
     known, tensor, pointers, words = _bytes_at(self), _new_tensor(), _new_pointers(), _new_words()
-    _put(pointers, _new_workspace())
+    memory, pool, threads, least = _new_workspace(), 0, 1, 1
+    if _get(known + _GIVEN) > 0:  # else its caller runs it alone
+        memory, pool = _long(_get(arguments)), _long(_get(arguments + 8))
+        threads, least = _long(_get(arguments + 16)), _long(_get(arguments + 24))
+    _put(pointers, memory)
+    arguments += 8 * _get(known + _GIVEN)
     for i in range(_get(known + _COUNT)):
         value = _get(arguments + 8 * _get(known + _PLACES + 8 * i))
         if _get(value + _TYPE) == _get(known + _ARRAY):
@@ -207,7 +213,7 @@ def _run(self, arguments, count):  # type: ignore[no-untyped-def]
             return _bool(0)
         _put(pointers + 8 + 8 * i, address)
     state = _release_lock()
-    _run_program(0, _get(known + _CODE), pointers, words, 1, 1)
+    run_in(pool, _get(known + _CODE), pointers, words, threads, least)
     _take_lock(state)
     return _bool(1)
 
@@ -324,17 +330,16 @@ def describer(torch: Any) -> Callable[..., bytes] | None:
 def runner(torch: Any, plan: Any, places: Sequence[int]) -> Callable[..., bool] | None:
     """A function of a call's arguments and results that runs a plan on those of them at these places; False, or a
     RuntimeError, where one has no memory. It does not keep the plan, which must live on. None for a plan that is not
-    small, or not of the CPU, and where there is no `describer` for this `torch`."""
-    program = plan.runner
-    if (
-        describer(torch) is None
-        or not isinstance(program, Runner)
-        or not program.alone
-        or plan.workspace_bytes > MOST_WORKSPACE
-    ):
+    of the CPU, or has more words than are kept for it, and where there is no `describer` for this `torch`."""
+    program, size = plan.runner, plan.workspace_bytes
+    if describer(torch) is None or not isinstance(program, Runner):
         return None
-    if program.code.words > MOST_WORDS or len(places) >= MOST_POINTERS:
+    code = program.code
+    if code.words > MOST_WORDS or len(places) >= MOST_POINTERS:
         return None
     read = 0 if torch is None else _reader(torch)
-    run: Callable[..., bool] = _builtin(_run, (read, _array_type(), program.code.address, len(places), *places))
-    return run
+    given = 0 if program.alone and size <= MOST_WORKSPACE else 4
+    run: Callable[..., bool] = _builtin(_run, (read, _array_type(), code.address, given, len(places), *places))
+    if given == 0:
+        return run
+    return lambda *values: run(workspace.take(size), *team(code.elements), *values)

@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import RequireLiteralValue
 
 from ._formats import LANES, _constant, _double, _feature, _float, _i16, _i32, _i64, _v, part
 from ._simd import _intrinsic, _lanes_below, _pointer, _repeat, vec, wide
@@ -171,6 +172,56 @@ def sum_lanes_of_16(typing: Any, address: Any, step: Any) -> Any:
         return values[0]
 
     return vec(types.int64, types.int64), generate
+
+
+@_intrinsic
+def fold(typing: Any, a: Any, c: Any) -> Any:
+    """The halves of a vector, one added to the other, and behind them those of another vector."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        half = LANES // 2
+        first = [start + lane for start in (0, LANES) for lane in range(half)]
+        low, high = (ir.Constant(_v(_i32), [lane + shift for lane in first]) for shift in (0, half))
+        return b.fadd(b.shuffle_vector(*args, low), b.shuffle_vector(*args, high))
+
+    return vec(vec, vec), generate
+
+
+@_intrinsic
+def sum_folded(typing: Any, address: Any, count: Any) -> Any:
+    """Of 8 vectors that `fold` made, one after the other in memory, the sums of all that is of its first vectors, then
+    of its second ones, each added up as by `sum_lanes`; zeros for those from `count` on, whatever they held."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        half = LANES // 2
+        values = [b.load(_pointer(b, b.add(args[0], _i64(64 * i)), _v(_float)), align=4) for i in range(half)]
+        while half > 1:
+            half //= 2
+            lanes = [lane for lane in range(2 * LANES) if lane % (2 * half) < half]
+            if half == 1:  # they take turns until now
+                lanes = lanes[::2] + lanes[1::2]
+            low, high = (ir.Constant(_v(_i32), [lane + shift for lane in lanes]) for shift in (0, half))
+            pairs = zip(values[::2], values[1::2])
+            values = [b.fadd(b.shuffle_vector(v, w, low), b.shuffle_vector(v, w, high)) for v, w in pairs]
+        numbers = ir.Constant(_v(_i32), [*range(LANES // 2)] * 2)
+        there = b.icmp_signed("<", numbers, _repeat(b, b.trunc(args[1], _i32)))
+        return b.select(there, values[0], _constant(_float, 0.0))
+
+    return vec(types.int64, types.int64), generate
+
+
+@_intrinsic
+def add_lane(typing: Any, value: Any, further: Any) -> Any:
+    """To each of the lanes of both halves, each a ring, the one that is so much further (a literal)."""
+    if not isinstance(further, types.IntegerLiteral):
+        raise RequireLiteralValue("further must be a literal")
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        half, step = LANES // 2, signature.args[1].literal_value
+        lanes = [start + (lane + step) % half for start in (0, half) for lane in range(half)]
+        return b.fadd(args[0], b.shuffle_vector(args[0], args[0], ir.Constant(_v(_i32), lanes)))
+
+    return wide(wide, further), generate
 
 
 @_intrinsic

@@ -451,8 +451,31 @@ def load_wide_part(typing: Any, address: Any, count: Any) -> Any:
 
 
 @_intrinsic
+def load_twice(typing: Any, address: Any, count: Any) -> Any:
+    """The first `count` of 8 float32, zeros in the other lanes, in both halves; touches no other memory."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        half = LANES // 2
+        part = _masked_load(b, _float, "f32", _pointer(b, args[0], _v(_float, half)), args[1], half)
+        return b.shuffle_vector(part, part, ir.Constant(_v(_i32), [*range(half)] * 2))
+
+    return vec(types.int64, types.int64), generate
+
+
+@_intrinsic
+def load_halves(typing: Any, low: Any, high: Any) -> Any:
+    """8 float64 from one place and 8 from another."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        parts = [b.load(_pointer(b, place, _v(_double, LANES // 2)), align=8) for place in args]
+        return b.shuffle_vector(*parts, ir.Constant(_v(_i32), list(range(LANES))))
+
+    return wide(types.int64, types.int64), generate
+
+
+@_intrinsic
 def store_halves(typing: Any, value: Any, low: Any, high: Any, count: Any) -> Any:
-    """The first `count` of the lower 8 lanes and of the upper 8, as float64, to two places; touches no other memory."""
+    """The first `count` of the lower 8 lanes and of the upper 8 to two places; touches no other memory."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         half = LANES // 2
@@ -461,7 +484,7 @@ def store_halves(typing: Any, value: Any, low: Any, high: Any, count: Any) -> An
             pointer = _pointer(b, address, vector)
             kind = ir.FunctionType(ir.VoidType(), [vector, pointer.type, align.type, mask.type])
             masked = b.module.declare_intrinsic(f"llvm.masked.store.{name}", (), kind)
-            b.call(masked, [b.fpext(part(b, args[0], start, half), vector), pointer, align, mask])
+            b.call(masked, [part(b, args[0], start, half), pointer, align, mask])
         return context.get_dummy_value()
 
-    return types.none(vec, types.int64, types.int64, types.int64), generate
+    return types.none(wide, types.int64, types.int64, types.int64), generate

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._formats import TAGS
-from ._lanes import add, fma, keep, mul, narrow, splat, sub, sum_lanes, sum_lanes_of_16, widen, zeros_wide
+from ._lanes import add, fma, fold, keep, mul, narrow, splat, sub, sum_folded, sum_lanes, widen, zeros_wide
 from ._native import inline, kernel
 from ._program import Place, Program
 from ._simd import (
+    base,
     copy_bytes,
     load,
     load_line,
+    load_one,
     load_part,
     load_wide,
     prefetch,
     prefetch_once,
-    scratch,
     store,
-    store_halves,
     store_part,
     store_wide,
     stream_line,
@@ -118,38 +118,38 @@ def sum_run(T: Any, dy: Any, x: Any, n: Any, m: Any, r: Any, g: Any, ahead: Any)
 
 
 @inline
-def sum_planes(
-    T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, channels: Any, hw: Any, m: Any, r: Any, sums: Any, apart: Any
+def sum_eight_planes(
+    T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, count: Any, hw: Any, means: Any, rstds: Any, width_g: Any, lanes: Any
 ) -> Any:
-    """Sums of dy and dy * x_hat over planes of up to LARGEST_LANES elements, one after the other in float64, those of
-    dy * x_hat `apart` bytes further.
+    """float64 sums of dy and, behind them, of dy * x_hat over up to 8 planes of up to LARGEST_LANES elements, zeros for
+    those from `count` on. Every `width_g` planes have a mean and an rstd.
 
-    Two vectors of sums take turns. The lanes of 8 planes are added up together: of 49 elements that is half of what a
-    plane takes otherwise.
+    Two vectors of sums take turns. The lanes of 8 planes, 512 bytes of memory, are added up together: of 49 elements
+    that is half of what a plane takes otherwise.
     """
-    one, lanes = np.float32(0), scratch(16 * 64)
-    mean, rstd, size = splat(m), splat(r), width(T)
-    pairs, single, rest = hw // 32, hw % 32 >= 16, hw % 16
-    for first in range(0, channels, 8):
-        count, place = min(8, channels - first), lanes
-        for _ in range(count):
-            d, p = dy, x
-            a, b, c, e = splat(one), splat(one), splat(one), splat(one)
-            for _ in range(pairs):
-                wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
-                a, b = add(a, wdy), fma(wdy, x_hat, b)
-                wdy, x_hat = _terms(T, d + 16 * size, p + 16 * size, 16, mean, rstd, None)
-                c, e, d, p = add(c, wdy), fma(wdy, x_hat, e), d + 32 * size, p + 32 * size
-            if single:
-                wdy, x_hat = _terms(T, d, p, 16, mean, rstd, None)
-                a, b, d, p = add(a, wdy), fma(wdy, x_hat, b), d + 16 * size, p + 16 * size
-            if rest > 0:
-                wdy, x_hat = _terms(T, d, p, rest, mean, rstd, None)
-                c, e = add(c, wdy), fma(wdy, x_hat, e)
-            store(one, place, add(a, c))
-            store(one, place + 8 * 64, add(b, e))
-            place, dy, x = place + 64, dy + dy_c, x + x_c
-        store_halves(sum_lanes_of_16(lanes, 64), sums + first * 8, sums + first * 8 + apart, count)
+    size = width(T)
+    pairs, singles, rest = hw // 32 * 32 * size, hw // 16 * 16 * size, hw % 16
+    mean, rstd, left, place = splat(load_one(means)), splat(load_one(rstds)), width_g, lanes
+    for _ in range(count):
+        if left == 0:
+            means, rstds, left = means + 4, rstds + 4, width_g
+            mean, rstd = splat(load_one(means)), splat(load_one(rstds))
+        d, p, at, zero = base(dy), base(x), 0, splat(np.float32(0))
+        a, b, c, e = zero, zero, zero, zero
+        while at < pairs:
+            wdy, x_hat = _terms(T, d + at, p + at, 16, mean, rstd, None)
+            a, b, at = add(a, wdy), fma(wdy, x_hat, b), at + 16 * size
+            wdy, x_hat = _terms(T, d + at, p + at, 16, mean, rstd, None)
+            c, e, at = add(c, wdy), fma(wdy, x_hat, e), at + 16 * size
+        if at < singles:
+            wdy, x_hat = _terms(T, d + at, p + at, 16, mean, rstd, None)
+            a, b, at = add(a, wdy), fma(wdy, x_hat, b), at + 16 * size
+        if rest > 0:
+            wdy, x_hat = _terms(T, d + at, p + at, rest, mean, rstd, None)
+            c, e = add(c, wdy), fma(wdy, x_hat, e)
+        store(np.float32(0), place, fold(add(a, c), add(b, e)))
+        left, place, dy, x = left - 1, place + 64, dy + dy_c, x + x_c
+    return widen(sum_folded(lanes, count))
 
 
 @inline

@@ -9,6 +9,7 @@ The pool is a block of memory. Its first words, each on a cache line of its own 
     job       function, arguments, the tasks' first and end, how many ranges they are divided into, whether each is
               done from its end
     stop      1 when the helpers shall return
+    parallel  0, or the function of an OpenMP runtime by whose threads the pool is served for one program at a time
     ranges    the next task of each; a thread begins with its own, the same in every job, and then helps the others, so
               that the next job's tasks find in its core's caches what the last one's left there
 
@@ -31,7 +32,7 @@ _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 SEATS, FINISHED, SLEEPERS, BUSY, JOB, STOP, SPINS = (LINE * i for i in range(7))
 _FUNCTION, _ARGS, _FIRST, _END, _RANGES, _BACKWARDS = (JOB + 8 * i for i in range(6))
-MUTEX, CONDITION, RANGES = LINE * 7, LINE * 9, LINE * 11
+MUTEX, CONDITION, PARALLEL, RANGES = LINE * 7, LINE * 9, LINE * 11, LINE * 12
 MOST_RANGES = 16
 POOL_BYTES = RANGES + MOST_RANGES * LINE
 
@@ -270,21 +271,49 @@ def _run_program(pool: Any, program: Any, pointers: Any, words: Any, threads: An
         _write(pool + BUSY, 0)
 
 
-def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-untyped-def]
-    _run_program(pool, program, pointers, words, threads, least)
-
-
-#: A team's call: the pool of the team, which thread comes first, and the arguments of `_run`.
-TEAM_FIRST = POOL_BYTES
-TEAM_ARGUMENTS = POOL_BYTES + LINE
+#: Of a pool that OpenMP's threads serve, a *team*: what each of them calls, which one comes first, and what it runs.
+JOIN, _TEAM_FIRST, _TEAM_ARGUMENTS = PARALLEL + 8, POOL_BYTES, POOL_BYTES + LINE
 TEAM_BYTES = POOL_BYTES + 2 * LINE
+
+
+@_intrinsic
+def _call_parallel(typing: Any, function: Any, join: Any, team: Any, threads: Any) -> Any:
+    """GOMP_parallel: the function `join` on that many threads; returns when all are done."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_i64, _i64, _i32, _i32])
+        function, join, team, threads = args
+        b.call(b.inttoptr(function, kind.as_pointer()), [join, team, b.trunc(threads, _i32), _i32(0)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@inline
+def run_in(pool: Any, program: Any, pointers: Any, words: Any, threads: Any, least: Any) -> Any:
+    """The same by whichever threads the pool has. With 1 for `threads` the caller works alone, and needs no pool."""
+    if threads <= 1 or _get(pool + PARALLEL) == 0:
+        _run_program(pool, program, pointers, words, threads, least)
+        return
+    _put(pool + STOP, 0)
+    _put(pool + _TEAM_FIRST, 0)
+    _put(pool + _TEAM_ARGUMENTS, program)
+    _put(pool + _TEAM_ARGUMENTS + 8, pointers)
+    _put(pool + _TEAM_ARGUMENTS + 16, words)
+    _put(pool + _TEAM_ARGUMENTS + 24, threads)
+    _put(pool + _TEAM_ARGUMENTS + 32, least)
+    _call_parallel(_get(pool + PARALLEL), _get(pool + JOIN), pool, threads)
+
+
+def _run(pool, program, pointers, words, threads, least):  # type: ignore[no-untyped-def]
+    run_in(pool, program, pointers, words, threads, least)
 
 
 def _join_team(team):  # type: ignore[no-untyped-def]
     """What each of a team's threads does, called by all at once: the first runs the program, the others help."""
-    thread = _add(team + TEAM_FIRST, 1)
+    thread = _add(team + _TEAM_FIRST, 1)
     if thread == 0:
-        at = team + TEAM_ARGUMENTS
+        at = team + _TEAM_ARGUMENTS
         _run_program(team, _get(at), _get(at + 8), _get(at + 16), _get(at + 24), _get(at + 32))
         _write(team + STOP, 1)
         return

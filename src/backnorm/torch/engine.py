@@ -39,7 +39,7 @@ class _Prepared(NamedTuple):
     outputs: tuple[Callable[[], Tensor] | None, ...]
     #: Where the plan's tensors stand among the call's tensors and then its results.
     places: tuple[int, ...]
-    #: Runs a small plan on them; False where one has no memory.
+    #: Runs a CPU's plan on them; False where one has no memory.
     run: Callable[..., bool] | None
 
 

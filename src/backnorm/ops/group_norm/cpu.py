@@ -1,4 +1,4 @@
-"""GroupNorm backward on the CPU: the jobs of a call, of the kernels in rows.py, planes.py and pixels.py."""
+"""GroupNorm backward on the CPU: the jobs of a call, of the kernels in rows.py, small_planes.py, planes.py and pixels.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .._formats import TAGS, UP_TO_ZEN_4
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up
-from .._views import AHEAD, LONGEST_BLOCK
+from .._views import AHEAD, LARGEST_LANES, LONGEST_BLOCK
 from .pixels import pixels
 from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
 from .rows import group_rows
+from .small_planes import small_planes
 from .tiling import LONGEST_AHEAD, LONGEST_AHEAD_ON_ZEN, Tiling, padded, sums_bytes
 
 
@@ -72,11 +73,13 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
             tiling.per_task, *next_row, *place_arguments(tiling.tables),
         )  # fmt: skip
     elif not tiling.split:
-        program.job(
-            whole_planes(T, wants_dx), -(-n * groups // tiling.per_task), elements, *inputs,
-            *output, mean, rstd, gamma, sums, sums_n, pad, n * groups, groups, width_g, hw, tiling.joined_planes,
-            tiling.samples_together, tiling.per_task, ahead, sums_ahead,
-        )  # fmt: skip
+        shared = *inputs, *output, mean, rstd, gamma, sums, sums_n, pad, n * groups, groups, width_g, hw
+        together, per, tasks = tiling.samples_together, tiling.per_task, -(-n * groups // tiling.per_task)
+        if hw <= LARGEST_LANES:
+            own = tiling.joined_planes, together, per, ahead, tiling.batch, tiling.at_once
+            program.job(small_planes(T, wants_dx), tasks, elements, *shared, *own)
+        else:
+            program.job(whole_planes(T, wants_dx), tasks, elements, *shared, together, per, ahead, sums_ahead)
     else:
         spans, per, tasks = tiling.spans, tiling.per_split_task, tiling.split_tasks
         apart = n * channels * spans * 8
@@ -116,7 +119,8 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
 
 def _requests(tiling: Tiling) -> tuple[int, int]:
     """From how many bytes ahead memory is asked for: for dx and, of planes, for sums."""
-    own = tiling.unit_bytes
+    small = not (tiling.split or tiling.images.pixels) and tiling.image <= LARGEST_LANES
+    own = tiling.unit_bytes * (tiling.batch if small else 1)
     if UP_TO_ZEN_4:
         far = AHEAD if tiling.split and not tiling.images.pixels else 0
         return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0

@@ -1,8 +1,8 @@
 """GroupNorm backward on the CPU, for planes (NCHW).
 
 Groups are read for their sums and then again, from the cache where they fit, for dx. Where there are too few of them
-for the threads, sums and dx are two sweeps over smaller tasks; both ways add in the same order. Groups of small planes
-are in rows.py.
+for the threads, sums and dx are two sweeps over smaller tasks; both ways add in the same order. Groups of smaller
+planes are in small_planes.py, and of the smallest in rows.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .._simd import (
     load_wide,
     load_wide_part,
     prefetch,
+    scratch,
     store_double,
+    store_halves,
     store_or_stream,
     store_or_stream_mixed,
     store_part,
@@ -31,7 +33,7 @@ from .._simd import (
     width,
     words,
 )
-from .._sums import clear, sum_block, sum_planes, sum_run, sum_span
+from .._sums import clear, sum_block, sum_eight_planes, sum_run, sum_span
 from .._views import LARGEST_LANES, SPAN
 
 
@@ -54,7 +56,7 @@ def put_dx(T: Any, dy: Any, x: Any, dx: Any, count: Any, f: Any) -> Any:
 
 
 @inline
-def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, ahead: Any, results: Any) -> Any:
+def plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, ahead: Any, results: Any) -> Any:
     """dx of a run of one channel; past the caches, onto a run of results, which goes on: it is given what fills its
     last vector and what begins another, and those between are written as they come."""
     size = width(T)
@@ -94,12 +96,12 @@ def _plane_dx(T: Any, streamed: Any, dy: Any, x: Any, dx: Any, hw: Any, f: Any, 
 
 
 @inline
-def _joined_dx(
+def joined_dx(
     T: Any, streamed: Any, dy: Any, x: Any, dx: Any, channels: Any, hw: Any, gamma: Any, f: Any, ahead: Any,
     results: Any,
 ) -> Any:  # fmt: skip
     """The same of some channels' planes of 16 elements or more, without gaps: what one leaves of a vector, the next one
-    fills. Of 49 elements that is two thirds of what `_plane_dx` takes."""
+    fills. Of 49 elements that is two thirds of what `plane_dx` takes."""
     mean, rstd, g, minus_c1, minus_c2 = f
     size, step, end, total, at = width(T), 16 * width(T), hw * width(T), channels * hw * width(T), 0
     if streamed:
@@ -107,7 +109,7 @@ def _joined_dx(
         if lead > 0:
             results = extend_run(T, results, dx_of(T, dy, x, lead, f), lead)
             at = lead * size
-    elif dx % step != 0 and dx % size == 0:  # as in `_plane_dx`
+    elif dx % step != 0 and dx % size == 0:  # as in `plane_dx`
         at = -dx % step
         put_dx(T, dy, x, dx, at // size, f)
     begun, last = at, at + (total - at) // step * step
@@ -159,10 +161,11 @@ def total_group(
     T: Any, dy: Any, dy_c: Any, dy_h: Any, x: Any, x_c: Any, x_h: Any, rows: Any, run: Any, m: Any, r: Any, gamma: Any,
     sums: Any, pad: Any, channels: Any,
 ) -> Any:  # fmt: skip
-    """A group's sums from those of its channels: gamma times each, or term by term where one is not finite."""
+    """A group's sums from those of its channels: gamma times each, or term by term where one is not finite. Eight at a
+    time, as small_planes.py adds them."""
     c1, c2, finite = zeros_wide(), zeros_wide(), True
-    for c in range(0, channels, 16):
-        count = min(16, channels - c)
+    for c in range(0, channels, 8):
+        count = min(8, channels - c)
         g = load_part(np.float32(0), gamma + c * 4, count)
         finite = finite and all_finite(g)
         c1 = add(c1, mul(load_wide_part(sums + c * 8, count), widen(g)))
@@ -178,7 +181,7 @@ def total_group(
 
 
 @inline
-def _plane_factors(m: Any, r: Any, g: Any, c1: Any, c2: Any, size: Any) -> Any:
+def plane_factors(m: Any, r: Any, g: Any, c1: Any, c2: Any, size: Any) -> Any:
     return splat(m), splat(r), splat(g), splat(np.float32(-c1 / size)), splat(np.float32(-c2 / size))
 
 
@@ -201,8 +204,8 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
     def run(args: Any, task: Any) -> Any:
         (
             dy, dy_n, dy_c, x, x_n, x_c, dx, dx_n, dx_c, streamed, mean, rstd, gamma, sums, sums_n, pad, tasks, groups,
-            width_g, hw, joined, together, per, ahead, sums_ahead,
-        ) = words(args, 25)  # fmt: skip
+            width_g, hw, together, per, ahead, sums_ahead,
+        ) = words(args, 24)  # fmt: skip
         size = np.float64(width_g) * np.float64(hw)
         streamed = streamed if dx % width(T) == 0 else 0
         n, g = task * per // groups, task * per % groups
@@ -214,27 +217,18 @@ def whole_planes(T: Any, wants_dx: Any) -> Any:
             m, r = load_one(mean + group * 4), load_one(rstd + group * 4)
             d, p = dy + n * dy_n + first * dy_c, x + n * x_n + first * x_c
             place = sums + n // together * sums_n + first * 8
-            if hw <= LARGEST_LANES:
-                sum_planes(T, d, dy_c, p, x_c, width_g, hw, m, r, place, pad)
-            else:
-                for c in range(width_g):
-                    s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None, sums_ahead)
-                    store_double(place + c * 8, s1)
-                    store_double(place + pad + c * 8, s2)
+            for c in range(width_g):
+                s1, s2 = sum_run(T, d + c * dy_c, p + c * x_c, hw, m, r, None, sums_ahead)
+                store_double(place + c * 8, s1)
+                store_double(place + pad + c * 8, s2)
             if together > 1:
                 add_channels(place, place + 2 * pad, pad, width_g)
             if wants_dx:
                 weights, target = gamma + first * 4, dx + n * dx_n + first * dx_c
                 c1, c2 = total_group(T, d, dy_c, 0, p, x_c, 0, 1, hw, m, r, weights, place, pad, width_g)
-                if joined:
-                    f = _plane_factors(m, r, load_one(weights), c1, c2, size)
-                    results = _joined_dx(T, streamed, d, p, target, width_g, hw, weights, f, ahead, results)
-                else:
-                    for c in range(width_g):
-                        f = _plane_factors(m, r, load_one(weights + c * 4), c1, c2, size)
-                        results = _plane_dx(
-                            T, streamed, d + c * dy_c, p + c * x_c, target + c * dx_c, hw, f, ahead, results
-                        )
+                for c in range(width_g):
+                    f = plane_factors(m, r, load_one(weights + c * 4), c1, c2, size)
+                    results = plane_dx(T, streamed, d + c * dy_c, p + c * x_c, target + c * dx_c, hw, f, ahead, results)
             n, g = (n, g + 1) if g + 1 < groups else (n + 1, 0)
         end_run(T, results)
 
@@ -275,8 +269,12 @@ def split_planes_sums(T: Any) -> Any:
         group = (n * groups + c // width_g) * 4
         m, r = load_one(mean + group), load_one(rstd + group)
         if hw <= LARGEST_LANES:
-            d, p = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c
-            sum_planes(T, d, dy_c, p, x_c, stop - first, hw, m, r, span_sums + first * 8, apart)
+            d, p, lanes = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, scratch(512)
+            for item in range(first, stop, 8):
+                count, place = min(8, stop - item), span_sums + item * 8
+                both = sum_eight_planes(T, d, dy_c, p, x_c, count, hw, mean + group, rstd + group, 8, lanes)
+                store_halves(both, place, place + apart, count)
+                d, p = d + 8 * dy_c, p + 8 * x_c
             return
         for item in range(first, stop):
             at = start * size
@@ -341,12 +339,12 @@ def split_planes_dx(T: Any) -> Any:
                 dx + n * dx_n + c * dx_c,
                 gamma + c * 4,
             )
-            f = _plane_factors(m, r, load_one(weights), c1, c2, size)
-            end_run(T, _joined_dx(T, streamed, d, p, target, stop - first, hw, weights, f, ahead, results))
+            f = plane_factors(m, r, load_one(weights), c1, c2, size)
+            end_run(T, joined_dx(T, streamed, d, p, target, stop - first, hw, weights, f, ahead, results))
             return
         for _ in range(first, stop):
-            at, f = start * width(T), _plane_factors(m, r, load_one(gamma + c * 4), c1, c2, size)
-            results = _plane_dx(
+            at, f = start * width(T), plane_factors(m, r, load_one(gamma + c * 4), c1, c2, size)
+            results = plane_dx(
                 T, streamed, dy + n * dy_n + c * dy_c + at, x + n * x_n + c * x_c + at, dx + n * dx_n + c * dx_c + at,
                 min(SPAN, hw - start), f, ahead, results,
             )  # fmt: skip
