@@ -13,7 +13,7 @@ import numpy as np
 from .._formats import UP_TO_ZEN_4
 from .._lanes import splat
 from .._native import inline, kernel
-from .._simd import base, load, load_one, prefetch, store, store_one, store_wide, stream, width, words
+from .._simd import base, load, load_one, prefetch, store, store_one, store_or_stream, store_wide, stream, width, words
 from .._sums import add_columns, clear, sum_columns, total_wide
 from .._views import AHEAD
 from .planes import add_channels, dx_of, put_dx, total_group
@@ -130,6 +130,40 @@ def _run_dx(
 
 
 @inline
+def _whole_rows_dx(
+    T: Any, streamed: Any, dy: Any, dy_h: Any, x: Any, x_h: Any, dx: Any, dx_h: Any, rows: Any, cols: Any, table: Any,
+    apart: Any, ahead: Any,
+) -> Any:  # fmt: skip
+    """dx of rows that are whole cache lines each."""
+    size, one = width(T), np.float32(0)
+    step, end, wider = 16 * size, cols * size, 4 // size
+    means, rstds, gammas, c1s, c2s = (
+        base(table),
+        base(table + apart),
+        base(table + 2 * apart),
+        base(table + 3 * apart),
+        base(table + 4 * apart),
+    )
+    for _ in range(rows):
+        d, p, target, d_ahead, p_ahead, at = base(dy), base(x), base(dx), base(dy + ahead), base(x + ahead), 0
+        while at < end:
+            if ahead > 0 and (size == 4 or at % 64 == 0):  # once for each cache line
+                prefetch(d_ahead + at)
+                prefetch(p_ahead + at)
+            c = at * wider
+            f = (
+                load(one, means + c),
+                load(one, rstds + c),
+                load(one, gammas + c),
+                load(one, c1s + c),
+                load(one, c2s + c),
+            )
+            store_or_stream(T, target + at, dx_of(T, d + at, p + at, 16, f), streamed)
+            at += step
+        dy, x, dx = dy + dy_h, x + x_h, dx + dx_h
+
+
+@inline
 def _four_rows_dx(
     T: Any, dy: Any, dy_h: Any, x: Any, x_h: Any, dx: Any, dx_h: Any, cols: Any, table: Any, apart: Any
 ) -> Any:
@@ -166,6 +200,7 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
         half, row_bytes = (cols + 15) // 16 * 128, cols * width(T)
         contiguous = dy_h == row_bytes and x_h == row_bytes and dx_h == row_bytes
         streamed = streamed if dx % width(T) == 0 else 0
+        lines = dx % 64 == 0 and dx_n % 64 == 0 and dx_h % 64 == 0 and row_bytes % 64 == 0
         tasks = (blocks + per - 1) // per
         start, stop, summed = task * per, min(samples, task * per + per), per if step == 0 else 1
         if by_block:
@@ -215,6 +250,13 @@ def pixels(T: Any, wants_dx: Any, step: Any) -> Any:
                                 T, d + i * dy_h, dy_h, p + i * x_h, x_h, dx + n * dx_n + i * dx_h, dx_h, cols, table,
                                 apart,
                             )  # fmt: skip
+                        row, count = row + whole, count - whole
+                    if lines:
+                        whole = count if short == 0 else count - 1
+                        _whole_rows_dx(
+                            T, streamed, d + row * dy_h, dy_h, p + row * x_h, x_h, dx + n * dx_n + row * dx_h, dx_h,
+                            whole, cols, table, apart, ahead,
+                        )  # fmt: skip
                         row, count = row + whole, count - whole
                     runs, length = (1, count * cols) if contiguous else (count, cols)
                     for i in range(row, row + runs):
