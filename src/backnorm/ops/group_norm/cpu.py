@@ -1,4 +1,5 @@
-"""GroupNorm backward on the CPU: the jobs of a call, of the kernels in rows.py, small_planes.py, planes.py and pixels.py."""
+"""GroupNorm backward on the CPU: the jobs of a call. The kernels are in rows.py, small_planes.py, planes.py and
+pixels.py."""
 
 from __future__ import annotations
 
