@@ -100,6 +100,7 @@ CALLS = {
     "ln one row": lambda t: layer_norm(1, 100_003, t),
     "gn planes": lambda t: group_norm(9, 12, 199, 4, t),
     "gn 7x7": lambda t: group_norm(20, 64, 49, 8, t),
+    "gn 7x7, many groups": lambda t: group_norm(20, 66, 49, 33, t),
     "gn few samples": lambda t: group_norm(2, 64, 49, 8, t),
     "gn 7x7, many channels": lambda t: group_norm(20, 96, 49, 3, t),
     "gn 7x7, one group": lambda t: group_norm(5, 300, 49, 1, t),
@@ -520,8 +521,8 @@ def test_layer_norm_at_the_edges_of_its_blocks(rows: int, cols: int) -> None:
 @pytest.mark.parametrize(
     ("width", "hw"),
     [
-        (1, 49), (8, 1), (8, 2), (3, 7), (8, 49), (15, 49), (16, 48), (7, 100), (16, 49), (33, 31), (32, 64), (300, 9),
-        (1000, 4), (110, 100),
+        (1, 49), (2, 49), (4, 36), (8, 1), (8, 2), (3, 7), (8, 49), (12, 33), (15, 49), (16, 48), (7, 100), (16, 49),
+        (33, 31), (32, 64), (300, 9), (1000, 4), (110, 100), (2, 384), (2, 385),
     ],
 )  # fmt: skip
 def test_group_norm_of_small_planes(width: int, hw: int, groups: int, samples: int) -> None:
@@ -551,6 +552,32 @@ def test_group_norm_of_small_planes(width: int, hw: int, groups: int, samples: i
         for result, name, wanted in zip(out, golden, mask):
             assert excess(result, golden[name], terms[name]) <= 1 if wanted else np.isnan(result).all(), (name, mask)
         assert np.isnan(poison[:, channels:]).all()
+
+
+@pytest.mark.parametrize("where", ["dy", "x", "gamma"])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 12])
+def test_what_is_not_finite_stays_in_its_group(width: int, where: str) -> None:
+    """Sums of several groups of small planes are made together."""
+    samples, groups, hw = 20, 11, 49
+    channels = groups * width
+    dy, x = _arrays((samples, channels, hw), "float32")
+    rng = np.random.default_rng(1)
+    mean, rstd = (rng.standard_normal((samples, groups)).astype(np.float32) for _ in "mr")
+    w = rng.standard_normal(channels).astype(np.float32)
+    sizes = {"N": samples, "C": channels, "HxW": hw, "group": groups}
+    plain = backnorm.group_norm_backward(dy, x, mean, rstd, w, *sizes.values())
+    for value in (np.inf, -np.inf, np.nan):
+        channel = int(rng.integers(channels))
+        arrays = {"dy": dy.copy(), "x": x.copy(), "gamma": w.copy()}
+        arrays[where][(channel,) if where == "gamma" else (7, channel, 5)] = value
+        results = backnorm.group_norm_backward(arrays["dy"], arrays["x"], mean, rstd, arrays["gamma"], *sizes.values())
+        call = {"gradOut": arrays["dy"], "input": arrays["x"], "mean": mean, "rstd": rstd, "gamma": arrays["gamma"]}
+        golden, terms = gn.reference(call | sizes), gn.terms(call | sizes)
+        for result, name in zip(results, golden):
+            assert excess(result, golden[name], terms[name]) <= 1
+        others = np.arange(channels) // width != channel // width
+        assert results[0][:, others].tobytes() == plain[0][:, others].tobytes()
+        assert not np.isfinite(results[0]).all()
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
