@@ -130,6 +130,8 @@ class _Words(threading.local):
 _words = _Words()
 _pool: _Pool | _OpenMP | None = None
 _pool_lock = threading.Lock()
+#: Other threads may be in native code with their addresses.
+_stopped: list[_Pool | _OpenMP] = []
 _num_threads: int | None = None
 #: An OpenMP runtime's threads stay with the parent; to ask for them in the child hangs.
 _forked = False
@@ -154,6 +156,7 @@ def use_openmp(library: str, most: Callable[[], int]) -> None:
             ours, _pool = _pool, _OpenMP(library, most)
             if ours is not None:
                 ours.stop()
+                _stopped.append(ours)
 
 
 def _forget_pool() -> None:
