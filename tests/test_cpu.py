@@ -884,6 +884,39 @@ def test_layer_norm_of_elements_that_are_all_alike(cols: int) -> None:
     assert excess(result, ln.reference(call)["gradInputOut"], ln.terms(call)["gradInputOut"]) <= 1
 
 
+@pytest.mark.parametrize("samples", [640, 37])
+@pytest.mark.parametrize("hw", [1, 9, 49, 100, 250, 256, 257])
+def test_batch_norm_of_channels_that_are_all_alike(hw: int, samples: int) -> None:
+    """Up to 256 elements of a plane and some samples are summed in float32."""
+    c, rng = 40, np.random.default_rng(0)
+    each = [rng.uniform(*span, (1, c, 1)).astype(np.float32) for span in ((0.5, 1.5), (-5, 5))]
+    dy, x = (np.ascontiguousarray(np.broadcast_to(values, (samples, c, hw))) for values in each)
+    mean, invstd = (rng.uniform(*span, c).astype(np.float32) for span in ((-45, -35), (0.5, 2)))
+    call = {"gradOut": dy, "input": x, "mean": mean, "invstd": invstd}
+    golden, terms = bn.reference(call), bn.terms(call)
+    for result, name in zip(backnorm.batch_norm_backward_reduce(dy, x, mean, invstd), golden):
+        assert excess(result, golden[name], terms[name]) <= 1, name
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("samples", [1, 17, 40, 300])
+@pytest.mark.parametrize(("c", "hw"), [(1, 49), (7, 4), (19, 64), (37, 65), (9, 255), (5, 256), (5, 257), (1030, 3)])
+def test_batch_norm_of_small_planes(c: int, hw: int, samples: int, dtype: str) -> None:
+    """Channels of no whole vector, chunks of samples that are ragged, and every set of results."""
+    dy, x = _arrays((samples, c, hw), dtype)
+    rng = np.random.default_rng(1)
+    mean, invstd, weight = (rng.standard_normal(c).astype(np.float32) for _ in "miw")
+    call = {"gradOut": dy, "input": x, "mean": mean, "invstd": invstd, "weight": weight}
+    golden, terms = bn.reference(call), bn.terms(call)
+    for switches in MASKS:
+        wanted = (switches[0], *switches)
+        out = [np.full(c, np.nan, np.float32) for _ in wanted]
+        given = [array if asked else None for array, asked in zip(out, wanted)]
+        backnorm.batch_norm_backward_reduce(dy, x, mean, invstd, weight, *switches, out=given)
+        for result, name, asked in zip(out, golden, wanted):
+            assert excess(result, golden[name], terms[name]) <= 1 if asked else np.isnan(result).all(), (name, switches)
+
+
 def _of_each(rng: np.random.Generator, samples: int, low: float, high: float) -> Any:
     """A number for each sample."""
     return rng.uniform(low, high, (samples, 1, 1)).astype(np.float32)

@@ -156,25 +156,6 @@ def sum_lanes(typing: Any, value: Any) -> Any:
 
 
 @_intrinsic
-def sum_lanes_of_16(typing: Any, address: Any, step: Any) -> Any:
-    """The sums of the lanes of 16 vectors, `step` bytes apart, each added up as by `sum_lanes`, in fewer steps."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        places = [b.add(args[0], b.mul(args[1], _i64(i))) for i in range(LANES)]
-        values = [b.load(_pointer(b, place, _v(_float)), align=4) for place in places]
-        half = LANES // 2
-        while half > 0:  # two vectors become one, in which every sum has half as many lanes
-            lanes = [lane for lane in range(2 * LANES) if lane % (2 * half) < half]
-            low, high = (ir.Constant(_v(_i32), [lane + shift for lane in lanes]) for shift in (0, half))
-            pairs = zip(values[::2], values[1::2])
-            values = [b.fadd(b.shuffle_vector(v, w, low), b.shuffle_vector(v, w, high)) for v, w in pairs]
-            half //= 2
-        return values[0]
-
-    return vec(types.int64, types.int64), generate
-
-
-@_intrinsic
 def fold(typing: Any, a: Any, c: Any) -> Any:
     """The halves of a vector, one added to the other, and behind them those of another vector."""
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from .._formats import UP_TO_ZEN_4
-from .._lanes import add, fma, keep, splat, sub, sum_lanes, sum_lanes_of_16, widen
+from .._lanes import add, fma, fold, keep, splat, sub, sum_folded, sum_lanes, widen
 from .._native import inline, kernel
 from .._places import leave_place, take_place
 from .._simd import (
     load,
     load_double,
+    load_halves,
     load_one,
     load_part,
-    load_wide,
     prefetch_once,
     store,
     store_double,
-    store_wide,
+    store_halves,
     width,
     words,
 )
@@ -36,15 +36,6 @@ def _add_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
         s1, s2 = s1 + load_double(place), s2 + load_double(place + apart)
     store_double(place, s1)
     store_double(place + apart, s2)
-
-
-@inline
-def _add_wide_sums(place: Any, apart: Any, first: Any, s1: Any, s2: Any) -> Any:
-    """The same of 16 channels."""
-    if not first:
-        s1, s2 = add(s1, load_wide(place)), add(s2, load_wide(place + apart))
-    store_wide(place, s1)
-    store_wide(place + apart, s2)
 
 
 @inline
@@ -130,16 +121,12 @@ def _add_plane(T: Any, dy: Any, x: Any, n: Any, mean: Any, a: Any, b: Any, asks:
 def _add_small_planes(
     T: Any, dy: Any, dy_c: Any, x: Any, x_c: Any, n: Any, mean: Any, first: Any, last: Any, lanes: Any, asks: Any
 ) -> Any:
-    """Planes of n elements of some channels, each onto 32 sums in memory."""
-    one = np.float32(0)
+    """Planes of n elements of some channels, each onto 8 sums of dy and 8 of dy * (x - mean) in memory."""
+    one, zero = np.float32(0), splat(np.float32(0))
     for c in range(first, last):
-        a, b = _add_plane(
-            T, dy + c * dy_c, x + c * x_c, n, splat(load_one(mean + c * 4)), load(one, lanes), load(one, lanes + 64),
-            asks,
-        )  # fmt: skip
-        store(one, lanes, a)
-        store(one, lanes + 64, b)
-        lanes += 128
+        a, b = _add_plane(T, dy + c * dy_c, x + c * x_c, n, splat(load_one(mean + c * 4)), zero, zero, asks)
+        store(one, lanes, add(load(one, lanes), fold(a, b)))
+        lanes += 64
 
 
 @kernel
@@ -158,7 +145,7 @@ def small_plane_sums(T: Any) -> Any:
         last = min(channels, first + task_channels)
         place = sums + row * 2 * pad
         start, end = row * task_samples, min(samples, row * task_samples + task_samples)
-        clear(table, (last - first) * 128)
+        clear(table, (last - first + 7) // 8 * 512)
         for chunk in range(start, end, together):
             for sample in range(chunk, min(end, chunk + together)):
                 to_dy, to_x = offset(outer, outer_axes, sample)
@@ -169,18 +156,13 @@ def small_plane_sums(T: Any) -> Any:
                     _add_small_planes(T, d, dy_c, p, x_c, n & 15, mean, first, last, table, True)
                 else:
                     _add_small_planes(T, d, dy_c, p, x_c, n, mean, first, last, table, width(T) == 2 or not UP_TO_ZEN_4)
-            lanes, whole = table, first + (last - first) // 16 * 16
-            for c in range(first, whole, 16):
-                s1, s2 = sum_lanes_of_16(lanes, 128), sum_lanes_of_16(lanes + 64, 128)
-                _add_wide_sums(place + c * 8, pad, chunk == start, widen(s1), widen(s2))
-                clear(lanes, 16 * 128)
-                lanes += 16 * 128
-            for c in range(whole, last):
-                s1 = np.float64(sum_lanes(load(np.float32(0), lanes)))
-                s2 = np.float64(sum_lanes(load(np.float32(0), lanes + 64)))
-                _add_sums(place + c * 8, pad, chunk == start, s1, s2)
-                clear(lanes, 128)
-                lanes += 128
+            for c in range(first, last, 8):
+                lanes, count, own = table + (c - first) * 64, min(8, last - c), place + c * 8
+                both = widen(sum_folded(lanes, count))
+                if chunk > start:
+                    both = add(both, load_halves(own, own + pad))
+                store_halves(both, own, own + pad, count)
+                clear(lanes, 512)
         leave_place(table)
 
     return run
