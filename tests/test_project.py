@@ -104,7 +104,7 @@ def test_what_is_said_of_all_the_h200s_rows_is_so() -> None:
     assert f"both layouts of 1048576 ({large[0]} and {large[1]})" in page
 
 
-@pytest.mark.parametrize("device", ["cpu", "xeon", "cascadelake", "epyc", "avx2", "h200"])
+@pytest.mark.parametrize("device", ["cpu", "cpu_first", "cpu_second", "xeon", "cascadelake", "epyc", "avx2", "h200"])
 def test_the_table_of_speed_is_that_of_the_results(device: str) -> None:
     _, *results = [json.loads(line) for line in (ROOT / f"benchmarks/results/{device}.jsonl").read_text().splitlines()]
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
