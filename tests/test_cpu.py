@@ -657,14 +657,18 @@ import threading, numpy as np, torch, backnorm
 def work():
     small = torch.ones(4, 256, 4), torch.ones(256)
     backnorm.batch_norm_backward_reduce(small[0], small[0], small[1], small[1])
+    large()
+def large():
     x, ones, groups = np.ones((40, 1024, 7, 7), np.float32), np.ones(1024, np.float32), np.ones((40, 2), np.float32)
-    backnorm.batch_norm_backward_reduce(x, x, ones, ones)
-    backnorm.group_norm_backward(x, x, groups, groups, ones, 40, 1024, 49, 2)
+    for _ in range(3):
+        backnorm.batch_norm_backward_reduce(x, x, ones, ones)
+        backnorm.group_norm_backward(x, x, groups, groups, ones, 40, 1024, 49, 2)
 work()
-threading.stack_size(112 << 10)
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
+for target, kibibytes in ((work, 112), (large, 64)):
+    threading.stack_size(kibibytes << 10)
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
 print("done")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -71,8 +71,8 @@ class _Pool:
                 self._helpers.append(helper)
 
     def team(self, elements: int, threads: int) -> tuple[int, int]:
-        """What `_workers.run` takes for so much work: the address of a pool, and threads."""
-        self.ensure(threads - 1)
+        """The address of a pool, and how many of these threads it has for so much work."""
+        self.ensure(threads - 1)  # which of them are worth waking is seen job by job
         return self.address, threads
 
     def stop(self) -> None:
@@ -130,7 +130,7 @@ class _Words(threading.local):
 _words = _Words()
 _pool: _Pool | _OpenMP | None = None
 _pool_lock = threading.Lock()
-#: Other threads may be in native code with their addresses.
+#: Kept, since a call may be under way that has their addresses.
 _stopped: list[_Pool | _OpenMP] = []
 _num_threads: int | None = None
 #: An OpenMP runtime's threads stay with the parent; to ask for them in the child hangs.
@@ -161,6 +161,8 @@ def use_openmp(library: str, most: Callable[[], int]) -> None:
 
 def _forget_pool() -> None:
     global _pool, _pool_lock, _forked
+    if _pool is not None:
+        _stopped.append(_pool)
     _pool, _pool_lock, _forked = None, threading.Lock(), True
 
 

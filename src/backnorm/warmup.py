@@ -67,9 +67,9 @@ def _batch_norm(dtype: object, shape: tuple[int, ...], step: int = 1) -> None:
 
 
 def _calls_of_torch() -> None:
-    from .ops._calls import compile_both
+    from .ops._calls import compile_all
 
-    compile_both()
+    compile_all()
 
 
 def _channels(dtype: int, pixels: bool) -> None:

@@ -35,7 +35,7 @@ MOST_WORDS, MOST_POINTERS = 512, 32
 MOST_WORKSPACE = 1 << 16
 
 #: What the functions know: words of the bytes that each has as its `self`.
-_READ, _ARRAY, _CODE, _GIVEN, _COUNT, _PLACES = range(0, 48, 8)
+_READ, _ARRAY, _CODE, _COUNT, _PLACES = range(0, 40, 8)
 _TYPES, _TENSOR, _PARAMETER, _IMPLEMENTATION, _KEYS, _NONE, _TRUE, _FALSE, _INT, _LIST, _TUPLE, _SIZE = range(
     16, 112, 8
 )
@@ -193,14 +193,10 @@ def _describe(self, arguments, count):  # type: ignore[no-untyped-def]
     return 0 if _error() != 0 else _new_bytes(start, 0)
 
 
-def _run(self, arguments, count):  # type: ignore[no-untyped-def]
-    known, tensor, pointers, words = _bytes_at(self), _new_tensor(), _new_pointers(), _new_words()
-    memory, pool, threads, least = _new_workspace(), 0, 1, 1
-    if _get(known + _GIVEN) > 0:  # else its caller runs it alone
-        memory, pool = _long(_get(arguments)), _long(_get(arguments + 8))
-        threads, least = _long(_get(arguments + 16)), _long(_get(arguments + 24))
-    _put(pointers, memory)
-    arguments += 8 * _get(known + _GIVEN)
+@inline
+def _run_code(known: Any, arguments: Any, workspace: Any, pool: Any, threads: Any, least: Any) -> Any:
+    tensor, pointers, words = _new_tensor(), _new_pointers(), _new_words()
+    _put(pointers, workspace)
     for i in range(_get(known + _COUNT)):
         value = _get(arguments + 8 * _get(known + _PLACES + 8 * i))
         if _get(value + _TYPE) == _get(known + _ARRAY):
@@ -216,6 +212,17 @@ def _run(self, arguments, count):  # type: ignore[no-untyped-def]
     run_in(pool, _get(known + _CODE), pointers, words, threads, least)
     _take_lock(state)
     return _bool(1)
+
+
+def _run_alone(self, arguments, count):  # type: ignore[no-untyped-def]
+    return _run_code(_bytes_at(self), arguments, _new_workspace(), 0, 1, 1)
+
+
+def _run(self, arguments, count):  # type: ignore[no-untyped-def]
+    """Before the call's own arguments, the address of a workspace and what `threads.team` gives."""
+    workspace, pool = _long(_get(arguments)), _long(_get(arguments + 8))
+    threads, least = _long(_get(arguments + 16)), _long(_get(arguments + 24))
+    return _run_code(_bytes_at(self), arguments + 32, workspace, pool, threads, least)
 
 
 _METH_FASTCALL = 0x80
@@ -240,9 +247,10 @@ def _method(function: Any) -> _Method:
     return method
 
 
-def compile_both() -> None:
+def compile_all() -> None:
     """Before the first call, and without PyTorch."""
-    _method(_describe), _method(_run)
+    for function in (_describe, _run_alone, _run):
+        _method(function)
 
 
 def _builtin(function: Any, words: Sequence[int]) -> Any:
@@ -337,9 +345,10 @@ def runner(torch: Any, plan: Any, places: Sequence[int]) -> Callable[..., bool] 
     code = program.code
     if code.words > MOST_WORDS or len(places) >= MOST_POINTERS:
         return None
-    read = 0 if torch is None else _reader(torch)
-    given = 0 if program.alone and size <= MOST_WORKSPACE else 4
-    run: Callable[..., bool] = _builtin(_run, (read, _array_type(), code.address, given, len(places), *places))
-    if given == 0:
+    words = 0 if torch is None else _reader(torch), _array_type(), code.address, len(places), *places
+    run: Callable[..., bool]
+    if program.alone and size <= MOST_WORKSPACE:
+        run = _builtin(_run_alone, words)
         return run
+    run = _builtin(_run, words)
     return lambda *values: run(workspace.take(size), *team(code.elements), *values)

@@ -170,8 +170,9 @@ def fold(typing: Any, a: Any, c: Any) -> Any:
 
 @_intrinsic
 def sum_folded(typing: Any, address: Any, count: Any) -> Any:
-    """Of 8 vectors that `fold` made, one after the other in memory, the sums of all that is of its first vectors, then
-    of its second ones, each added up as by `sum_lanes`; zeros for those from `count` on, whatever they held."""
+    """Of 8 vectors that `fold` made of two each, one after the other in memory: the sum of every first one in the lower
+    8 lanes, of every second one in the upper 8, each added up as by `sum_lanes`. Zeros for those from `count` on,
+    whatever they held."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         half = LANES // 2

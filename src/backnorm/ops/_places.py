@@ -2,7 +2,7 @@
 thread's, which that still has in its caches, or the next that is free where threads are more than places.
 
 Not the stack, of which a thread may have little (what `threading.stack_size` says; half a MiB on macOS). Only small
-calls of torch tensors have all of their workspace there, see `_calls.py`.
+calls that were made before have all of their workspace there, see `_calls.py`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
 def _requests(tiling: Tiling) -> tuple[int, int]:
     """From how many bytes ahead memory is asked for: for dx and, of planes, for sums."""
     small = not (tiling.split or tiling.images.pixels) and tiling.image <= LARGEST_LANES
-    own = tiling.unit_bytes * (tiling.batch if small else 1)
+    own = tiling.unit_bytes * (min(tiling.batch, tiling.groups) if small else 1)
     if UP_TO_ZEN_4:
         far = AHEAD if tiling.split and not tiling.images.pixels else 0
         return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0

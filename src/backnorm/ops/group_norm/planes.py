@@ -272,6 +272,7 @@ def split_planes_sums(T: Any) -> Any:
             d, p, lanes = dy + n * dy_n + c * dy_c, x + n * x_n + c * x_c, scratch(512)
             for item in range(first, stop, 8):
                 count, place = min(8, stop - item), span_sums + item * 8
+                # All of one group.
                 both = sum_eight_planes(T, d, dy_c, p, x_c, count, hw, mean + group, rstd + group, 8, lanes)
                 store_halves(both, place, place + apart, count)
                 d, p = d + 8 * dy_c, p + 8 * x_c

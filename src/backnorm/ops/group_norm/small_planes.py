@@ -17,7 +17,6 @@ from .._simd import (
     load_double,
     load_halves,
     load_one,
-    load_part,
     load_twice,
     scratch,
     store_double,
@@ -32,14 +31,6 @@ from .tiling import MOST_SUMS
 
 #: Bytes of the sums of a batch's groups, 8 channels' at a time.
 _GROUP_SUMS = MOST_SUMS * 128
-
-
-@inline
-def _finite(gamma: Any, channels: Any) -> Any:
-    every = True
-    for c in range(0, channels, 16):
-        every = every and all_finite(load_part(np.float32(0), gamma + c * 4, min(16, channels - c)))
-    return every
 
 
 @inline
@@ -63,7 +54,7 @@ def small_planes(T: Any, wants_dx: Any) -> Any:
             width_g, hw, joined, together, per, ahead, batch, at_once,
         ) = words(args, 26)  # fmt: skip
         size, lanes, group_sums = np.float64(width_g) * np.float64(hw), scratch(512), scratch(_GROUP_SUMS)
-        streamed, finite = streamed if dx % width(T) == 0 else 0, not wants_dx or _finite(gamma, groups * width_g)
+        streamed = streamed if dx % width(T) == 0 else 0
         group, stop = task * per, min(tasks, task * per + per)
         n, g = group // groups, group % groups
         results = begin_run(T, dx + n * dx_n + g * width_g * dx_c, streamed)
@@ -75,7 +66,7 @@ def small_planes(T: Any, wants_dx: Any) -> Any:
             place, target = sums + n // together * sums_n + first * 8, dx + n * dx_n + first * dx_c
             total_at = group_sums
             for begin in range(group, end, at_once):
-                channels, total = min(at_once, end - begin) * width_g, zeros_wide()
+                channels, total, finite = min(at_once, end - begin) * width_g, zeros_wide(), True
                 for c in range(0, channels, 8):
                     count, own = min(8, channels - c), place + c * 8
                     both = sum_eight_planes(
@@ -87,7 +78,8 @@ def small_planes(T: Any, wants_dx: Any) -> Any:
                         own += 2 * pad
                         store_halves(add(load_halves(own, own + pad), both), own, own + pad, 8)
                     if wants_dx:
-                        total = add(total, mul(both, widen(load_twice(weights + c * 4, count))))
+                        w = load_twice(weights + c * 4, count)
+                        total, finite = add(total, mul(both, widen(w))), finite and all_finite(w)
                 store_wide(total_at, _total(total, width_g))
                 if not finite:
                     for i in range(min(at_once, end - begin)):
