@@ -99,6 +99,7 @@ CALLS = {
     "ln longest rows": lambda t: layer_norm(3, 131_100, t),
     "ln one row": lambda t: layer_norm(1, 100_003, t),
     "gn planes": lambda t: group_norm(9, 12, 199, 4, t),
+    "gn whole planes": lambda t: group_norm(9, 8, 601, 4, t),
     "gn 7x7": lambda t: group_norm(20, 64, 49, 8, t),
     "gn 7x7, many groups": lambda t: group_norm(20, 66, 49, 33, t),
     "gn few samples": lambda t: group_norm(2, 64, 49, 8, t),

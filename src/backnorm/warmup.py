@@ -27,13 +27,13 @@ def work() -> Iterator[Callable[[], object]]:
             yield partial(_layer_norm, NUMPY[dtype], (2800, cols), mask)
     for dtype in (F16, BF16):  # a single long row writes the gradients of float32 weights itself
         yield partial(_layer_norm, NUMPY[dtype], (1, 32800), (True, True, True), np.ones(32800, np.float32))
-    # A split sample of pixels and a split group of planes, whole ones, and those that are rows, of one block or of
-    # several.
-    shapes = ((1, 4, 120, 2), (1, 4, 120, 1), (16, 4, 120, 2), (1, 4, 3, 1), (1, 40, 20, 1))
+    # A split sample of pixels and a split group of planes, whole ones, small and large, and those that are rows, of one
+    # block or of several.
+    shapes = ((1, 4, 120, 2), (1, 4, 120, 1), (16, 4, 120, 2), (16, 4, 400, 2), (1, 4, 3, 1), (1, 40, 20, 1))
     for dtype, sizes, pixels in itertools.product(_TYPES, shapes, (False, True)):
         for mask in ((True, True, True), (True, False, False), (False, True, True)):
             yield partial(_group_norm, NUMPY[dtype], sizes, pixels, mask)
-    for dtype, image in itertools.product(_TYPES, ((), (3,), (100,))):  # pixels, small and larger planes
+    for dtype, image in itertools.product(_TYPES, ((), (3,), (300,))):  # pixels, small and larger planes
         yield partial(_batch_norm, NUMPY[dtype], (2, 4, *image))
     for dtype in _TYPES:  # views that are copied
         yield partial(_batch_norm, NUMPY[dtype], (2, 4, 6), 2)
