@@ -326,6 +326,7 @@ def test_the_same_bits_batch_by_batch(call: str, monkeypatch: pytest.MonkeyPatch
 GROUP_NORMS = {
     "planes": (18, 4, 199, 2, False), "aligned planes": (20, 4, 160, 2, False), "7x7": (20, 16, 49, 4, False),
     "large groups of 7x7": (20, 51, 49, 3, False), "samples of pixels": (19, 33, 25, 1, True),
+    "larger planes": (18, 4, 601, 2, False), "aligned larger planes": (18, 4, 640, 2, False),
     "short planes": (3, 6, 150, 2, False), "split short planes": (2, 350, 98, 1, False),
     "one large sample": (1, 4, 9001, 2, False), "one channel": (17, 1, 333, 1, False),
     "pixels": (17, 24, 300, 3, True), "aligned pixels": (17, 32, 75, 4, True), "large pixels": (1, 48, 700, 4, True),
