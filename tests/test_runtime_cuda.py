@@ -35,10 +35,11 @@ from backnorm.acl import cuda
 from backnorm.acl.cuda import Cuda
 from backnorm.acl.runtime import runtime
 from backnorm.demo import run_demo
+from backnorm.ops import OPS
 from backnorm.ops.layer_norm.gpu_tiling import LONGEST_WHOLE_ROW
 
 from .calls import Good, good_calls
-from .doors import Client, queue_python
+from .doors import Client, Layout, queue_python
 from .fake_cuda import FakeDriver, stand_in
 from .test_numbers import run_and_check
 from .test_runtime import *  # noqa: F403
@@ -92,6 +93,22 @@ def _check(good: Good) -> None:
 @given(good=good_calls(doors=("aclnn",)))
 def test_random_calls_agree_with_the_reference(good: Good) -> None:
     _check(good)
+
+
+@pytest.mark.usefixtures("ready")
+def test_rows_that_are_all_alike() -> None:
+    """Every rounding of their sums goes the same way."""
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        dy, x, mean, invstd = (rng.standard_normal(count).astype(np.float32) for count in (1, 2, 2, 2))
+        names = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
+        call = {
+            "gradOut": Layout(dy, (70, 2, 1), (0, 0, 0), 0), "input": Layout(x, (70, 2, 1), (0, 1, 0), 0),
+            "mean": Layout(mean, (2,), (1,), 0), "invstd": Layout(invstd, (2,), (1,), 0), "weight": None,
+            "inputG": True, "weightG": True, "biasG": True,
+            **{name: Layout(np.full(2, np.nan, np.float32), (2,), (1,), 0) for name in names},
+        }  # fmt: skip
+        run_and_check(Good(OPS["batch_norm_backward_reduce"], "Ascend950", "aclnn", call, names))
 
 
 @pytest.mark.usefixtures("ready")
