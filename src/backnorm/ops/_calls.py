@@ -194,9 +194,9 @@ def _describe(self, arguments, count):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _run_code(known: Any, arguments: Any, workspace: Any, pool: Any, threads: Any, least: Any) -> Any:
+def _run_code(known: Any, arguments: Any, memory: Any, pool: Any, threads: Any, least: Any) -> Any:
     tensor, pointers, words = _new_tensor(), _new_pointers(), _new_words()
-    _put(pointers, workspace)
+    _put(pointers, memory)
     for i in range(_get(known + _COUNT)):
         value = _get(arguments + 8 * _get(known + _PLACES + 8 * i))
         if _get(value + _TYPE) == _get(known + _ARRAY):
@@ -220,9 +220,9 @@ def _run_alone(self, arguments, count):  # type: ignore[no-untyped-def]
 
 def _run(self, arguments, count):  # type: ignore[no-untyped-def]
     """Before the call's own arguments, the address of a workspace and what `threads.team` gives."""
-    workspace, pool = _long(_get(arguments)), _long(_get(arguments + 8))
+    memory, pool = _long(_get(arguments)), _long(_get(arguments + 8))
     threads, least = _long(_get(arguments + 16)), _long(_get(arguments + 24))
-    return _run_code(_bytes_at(self), arguments + 32, workspace, pool, threads, least)
+    return _run_code(_bytes_at(self), arguments + 32, memory, pool, threads, least)
 
 
 _METH_FASTCALL = 0x80

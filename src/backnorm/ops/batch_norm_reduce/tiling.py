@@ -15,8 +15,9 @@ from .layout import Layout, lay_out
 #: 1.2 instead of 1.5 ms, 16x128x100 13 instead of 15 microseconds. (With 16 sums of each kind 128x1024x49 in bfloat16
 #: takes 0.47 instead of 0.40 ms.)
 LARGEST_SMALL_PLANE = 256
-#: So many vectors of a plane and samples are summed in float32, together; of few samples fewer, for SMALL_TASKS.
-SUMMED, SMALL_TASKS = 20, 16
+#: So many vectors of a plane and samples are summed in float32, together; of few samples fewer, so that there are
+#: WANTED_TASKS.
+SUMMED, WANTED_TASKS = 20, 16
 #: Channels that have such sums at a time, 64 KiB in the L2 cache. With 512, memory is read in pieces too short for the
 #: prefetchers: 0.95 of the speed, and of 2x2 images 0.5.
 TABLE_CHANNELS = 1024
@@ -137,7 +138,7 @@ def tile(call: Call, writes: tuple[str, ...]) -> Tiling:
         task_samples = max(1, min(16, size // (task_channels * image)))
         if image <= LARGEST_SMALL_PLANE and rows == 1:
             task_channels = min(task_channels, TABLE_CHANNELS)
-            worth = samples * -(-channels // task_channels) // SMALL_TASKS
+            worth = samples * -(-channels // task_channels) // WANTED_TASKS
             samples_together = max(1, min(SUMMED - -(-image // 16), worth))
             task_samples = max(1, size // (task_channels * image * samples_together)) * samples_together
         blocks = -(-samples // task_samples)

@@ -12,7 +12,7 @@ from .._formats import TAGS, UP_TO_ZEN_4
 from .._places import free_all, place_arguments
 from .._program import WORKSPACE, Place, Program
 from .._sums import ColumnResult, add_up
-from .._views import AHEAD, LARGEST_LANES, LONGEST_BLOCK
+from .._views import AHEAD, LONGEST_BLOCK
 from .pixels import pixels
 from .planes import split_planes_dx, split_planes_groups, split_planes_sums, whole_planes
 from .rows import group_rows
@@ -76,7 +76,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
     elif not tiling.split:
         shared = *inputs, *output, mean, rstd, gamma, sums, sums_n, pad, n * groups, groups, width_g, hw
         together, per, tasks = tiling.samples_together, tiling.per_task, -(-n * groups // tiling.per_task)
-        if hw <= LARGEST_LANES:
+        if tiling.small_planes:
             own = tiling.joined_planes, together, per, ahead, tiling.batch, tiling.at_once
             program.job(small_planes(T, wants_dx), tasks, elements, *shared, *own)
         else:
@@ -120,8 +120,7 @@ def build(program: Program, tiling: Tiling, call: Call) -> None:
 
 def _requests(tiling: Tiling) -> tuple[int, int]:
     """From how many bytes ahead memory is asked for: for dx and, of planes, for sums."""
-    small = not (tiling.split or tiling.images.pixels) and tiling.image <= LARGEST_LANES
-    own = tiling.unit_bytes * (min(tiling.batch, tiling.groups) if small else 1)
+    own = tiling.unit_bytes * (min(tiling.batch, tiling.groups) if tiling.small_planes else 1)
     if UP_TO_ZEN_4:
         far = AHEAD if tiling.split and not tiling.images.pixels else 0
         return own if own <= LONGEST_AHEAD_ON_ZEN else far, 0

@@ -135,6 +135,10 @@ class Tiling(NamedTuple):
     def as_rows(self) -> bool:
         return self.row_groups > 0
 
+    @property
+    def small_planes(self) -> bool:
+        return not (self.images.pixels or self.as_rows or self.split) and self.image <= LARGEST_LANES
+
 
 def padded(count: int) -> int:
     return (count + 15) // 16 * 16
